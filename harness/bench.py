@@ -1,0 +1,249 @@
+"""The main job: every deployment of a scenario live on the same arrivals, one after another.
+
+Before the run the schedule is fixed, the throughput model solved and the same schedule simulated;
+the link is built and measured once. Then each deployment is brought up, loaded and taken down;
+repeats interleave their order. Whatever happens, what was recorded is joined, judged and reported.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.architecture import wire_layer_bytes
+from harness.core import LinkError, PrfaasError
+from harness.machine import describe_clocks, describe_machine, describe_versions
+from harness.preparation import Prepared
+from harness.records import compact, write_expected, write_simulated
+from harness.report import write_report
+from harness.run_directory import Cell, Manifest, RunDirectory
+from harness.scenario import Scenario, scenario_hash, to_manifest
+from harness.simulator import Simulation
+from harness.spool import ExpectedRow, SimulatedRow
+from harness.testbed.local import LocalTestbed
+from harness.verdict import Verdict, judge
+from netem.link import LinkError as NetemLinkError
+from netem.testlink import TestLink, link_failures, open_link
+
+Say = Callable[[str], None]
+Progress = Callable[[str, int, int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """Where a run lies and what it says; ``error`` is what ended it early."""
+
+    run: RunDirectory
+    verdict: Verdict
+    error: PrfaasError | None
+    interrupted: bool
+
+    @property
+    def exit_status(self) -> int:
+        """As the design has it: 3 where the testbed died, else the verdict's 0 or 1."""
+        return self.error.exit_status if self.error is not None else self.verdict.exit_status
+
+
+def bench(
+    prepared: Prepared, runs_root: Path, repeats: int, say: Say, progress: Progress
+) -> BenchResult:
+    """Run every deployment live. Ends with a verdict and a report even when the run does not."""
+    scenario = prepared.scenario
+    run = RunDirectory.create(runs_root, scenario.name, datetime.now(UTC))
+    log = ManifestLog(run, _manifest(prepared, run, repeats))
+    _write_plans(run, prepared)
+    error: PrfaasError | None = None
+    interrupted = False
+    try:
+        _run_cells(prepared, run, log, say, progress)
+        log.change(status="finished")
+    except KeyboardInterrupt:
+        interrupted = True
+        log.change(status="interrupted", error="interrupted by Ctrl-C")
+    except NetemLinkError as failure:
+        error = LinkError(str(failure))
+        log.change(status="failed", error=str(failure))
+    except PrfaasError as failure:
+        error = failure
+        log.change(status="failed", error=str(failure))
+    except BaseException as failure:
+        log.change(status="failed", error=f"{type(failure).__name__}: {failure}")
+        raise
+    say("joining records, judging, writing the report")
+    compact(run)
+    verdict = judge(run)
+    write_report(run)
+    return BenchResult(run, verdict, error, interrupted)
+
+
+class ManifestLog:
+    """The manifest as it stands; every change is on disk before the run goes on."""
+
+    def __init__(self, run: RunDirectory, manifest: Manifest) -> None:
+        self._run = run
+        self.manifest = manifest
+        run.write_manifest(manifest)
+
+    def change(self, **fields: Any) -> None:
+        """Replace fields of the manifest."""
+        self.put(dataclasses.replace(self.manifest, **fields))
+
+    def put(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._run.write_manifest(manifest)
+
+
+def _run_cells(
+    prepared: Prepared, run: RunDirectory, log: ManifestLog, say: Say, progress: Progress
+) -> None:
+    scenario = prepared.scenario
+    scale = scenario.scale
+    asked = scenario.link.scaled(scale.time, scale.bytes)
+    with open_link(asked, scenario.testbed.link_backend) as link:
+        say(f"link: {link.backend}, {link.applied}")
+        for note in link.notes:
+            say(f"link: {note}")
+        _check_link(scenario, link, log)
+        for cell in log.manifest.deployments:
+            say(f"{cell.name}: starting workers and gateway")
+            deployment = scenario.deployments[cell.deployment]
+            with LocalTestbed(scenario, deployment, run, cell, link) as testbed:
+
+                def on_progress(sent: int, done: int, failed: int, name: str = cell.name) -> None:
+                    progress(name, len(prepared.schedule), sent, done, failed)
+
+                def on_start(start_ns: int, cell: Cell = cell) -> None:
+                    log.put(log.manifest.started(cell.deployment, cell.repeat, start_ns))
+
+                result = testbed.replay(f"{run.path.name}/{cell.name}", on_progress, on_start)
+            log.put(log.manifest.ended(cell.deployment, cell.repeat, result.end_mono_ns))
+            say(
+                f"{cell.name}: {result.completed} completed, {result.failed} failed, "
+                f"{result.unsent} unsent"
+            )
+
+
+def _check_link(scenario: Scenario, link: TestLink, log: ManifestLog) -> None:
+    """Measure the link before the run; what it misses goes into the verdict."""
+    check = link.verify()
+    requested = scenario.link
+    log.change(
+        link_backend=link.backend,
+        link_requested=_link_units(requested, scenario),
+        link_applied=_link_units(
+            dataclasses.replace(
+                link.applied,
+                rate_bytes_per_s=link.applied.rate_bytes_per_s
+                * scenario.scale.bytes
+                / scenario.scale.time,
+                rtt_s=link.applied.rtt_s * scenario.scale.time,
+                jitter_s=link.applied.jitter_s * scenario.scale.time,
+            ),
+            scenario,
+        ),
+        link_check=msgspec.to_builtins(check),
+        link_failures=tuple(link_failures(check, link.applied)),
+        link_notes=tuple(link.notes),
+    )
+
+
+def _link_units(spec: Any, scenario: Scenario) -> dict[str, Any]:
+    """A link in scenario units, and as it stands on the wire."""
+    wire = spec.scaled(scenario.scale.time, scenario.scale.bytes)
+    return {
+        "rate_bytes_per_s": spec.rate_bytes_per_s,
+        "rtt_s": spec.rtt_s,
+        "jitter_s": spec.jitter_s,
+        "loss": spec.loss,
+        "rate_wire_bytes_per_s": wire.rate_bytes_per_s,
+        "rtt_wall_s": wire.rtt_s,
+        "jitter_wall_s": wire.jitter_s,
+    }
+
+
+def _manifest(prepared: Prepared, run: RunDirectory, repeats: int) -> Manifest:
+    scenario = prepared.scenario
+    names = list(scenario.deployments)
+    cells = []
+    for repeat in range(repeats):
+        # Repeats interleave their order, so that a drift of the machine favours none.
+        order = names if repeat % 2 == 0 else names[::-1]
+        cells += [Cell(name, repeat) for name in order]
+    return Manifest(
+        run_id=run.path.name,
+        started_utc=datetime.now(UTC).isoformat(),
+        started_mono_ns=time.monotonic_ns(),
+        scenario=to_manifest(scenario),
+        scenario_hash=scenario_hash(scenario),
+        time_scale=scenario.scale.time,
+        byte_scale=scenario.scale.bytes,
+        deployments=tuple(cells),
+        instances={name: one.instances() for name, one in scenario.deployments.items()},
+        seeds={"load": scenario.load.seed},
+        versions=describe_versions(),
+        machine=describe_machine(),
+        clocks=describe_clocks(),
+        models=prepared.models,
+        notes=prepared.notes,
+    )
+
+
+def _write_plans(run: RunDirectory, prepared: Prepared) -> None:
+    """Schedule, expectations and simulations: all that a report needs beside the spools."""
+    scenario = prepared.scenario
+    architecture = scenario.model.architecture
+    run.write_schedule(prepared.schedule)
+    write_expected(
+        run,
+        (
+            ExpectedRow(
+                rid=request.rid,
+                kv_bytes_expected=architecture.kv_bytes(request.input_tokens),
+                kv_wire_bytes_expected=sum(
+                    wire_layer_bytes(
+                        architecture.layer_kv_bytes(request.input_tokens), scenario.scale.bytes
+                    )
+                ),
+                prefill_s={
+                    name: hardware.profile.prefill_s(request.input_tokens)
+                    for name, hardware in scenario.hardware.items()
+                },
+            )
+            for request in prepared.schedule
+        ),
+    )
+    for name, simulation in prepared.simulations.items():
+        write_simulated(run, name, _simulated_rows(simulation))
+
+
+def _simulated_rows(simulation: Simulation) -> list[SimulatedRow]:
+    rows = []
+    for one in simulation.requests:
+        if one.outcome != "completed":
+            continue  # a request that fails in the model has no TTFT there
+        assert one.route is not None
+        assert one.prefill_queue_s is not None
+        assert one.prefill_s is not None
+        assert one.transfer_s is not None
+        assert one.decode_admission_s is not None
+        assert one.ttft_s is not None
+        rows.append(
+            SimulatedRow(
+                rid=one.rid,
+                prefill_queue_s=one.prefill_queue_s,
+                prefill_s=one.prefill_s,
+                transfer_s=one.transfer_s,
+                decode_admission_s=one.decode_admission_s,
+                ttft_s=one.ttft_s,
+                e2e_s=one.e2e_s,
+                prefill_instance=one.route.prefill.name,
+                decode_instance=one.route.decode.name,
+                kv_bytes=one.kv_bytes,
+            )
+        )
+    return rows

@@ -1,0 +1,103 @@
+"""What a person sees while a run goes on, and the table at its end. All of it on stderr.
+
+Progress bars only where stderr is a terminal; elsewhere a line when something begins or ends.
+stdout is left to the table for people, or to the one JSON document of ``--json``.
+"""
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+class RunConsole:
+    """Context manager: messages, and one bar a deployment on a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bars = Progress(
+            TextColumn("{task.description:<26}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[more]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def say(self, message: str) -> None:
+        """One line."""
+        self._console.print(message, markup=False, soft_wrap=True)
+
+    def progress(self, name: str, total: int, sent: int, completed: int, failed: int) -> None:
+        """Where a deployment's load stands."""
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, more="")
+        more = f"sent {sent}" + (f", failed {failed}" if failed else "")
+        self._bars.update(self._tasks[name], completed=completed + failed, more=more)
+
+
+def verdict_table(document: dict[str, Any]) -> Table:
+    """The deployments side by side at the offered load, and their modelled capacity."""
+    table = Table(
+        title=f"{document['verdict']} (link: {document['link_backend']}, "
+        f"time scale {document['time_scale']:g}, byte scale {document['byte_scale']:g})",
+        caption="TTFT in s; capacity is the model's (T(E[l]) of the paper)",
+    )
+    table.add_column("deployment")
+    for column in ("completed", "mean", "P50", "P90", "P99", "simulated mean", "Lambda_max req/s"):
+        table.add_column(column, justify="right")
+    for name, one in document["deployments"].items():
+        table.add_row(
+            name,
+            f"{one['num_completed']}/{one['num_planned']}",
+            _figure(one["ttft_mean_s"]),
+            _figure(one["ttft_p50_s"]),
+            _figure(one["ttft_p90_s"]),
+            _figure(one["ttft_p99_s"]),
+            _figure(one["modelled_ttft_mean_s"]),
+            _figure(one.get("lambda_max_req_per_s")),
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def simulation_table(document: dict[str, Any]) -> Table:
+    """The deployments side by side, as simulated."""
+    table = Table(title=f"simulated: {document['scenario']}, {document['num_requests']} requests")
+    table.add_column("deployment")
+    for column in ("plan", "mean TTFT s", "P50", "P90", "busiest stage", "Lambda_max req/s"):
+        table.add_column(column, justify="right")
+    for name, one in document["deployments"].items():
+        plan = f"{one['num_prfaas']}/{one['num_prefill']}/{one['num_decode']}"
+        if one["threshold_tokens"] is not None:
+            plan += f", t = {one['threshold_tokens']}"
+        stage = max(one["utilisation"], key=one["utilisation"].__getitem__)
+        table.add_row(
+            name,
+            plan,
+            _figure(one["ttft_mean_s"]),
+            _figure(one["ttft_p50_s"]),
+            _figure(one["ttft_p90_s"]),
+            f"{stage} {one['utilisation'][stage]:.2f}",
+            _figure(one["lambda_max_req_per_s"]),
+        )
+    return table

@@ -1,0 +1,65 @@
+"""A deployment: how many instances of which hardware serve, in which cluster and role.
+
+``num_prfaas`` instances prefill in the PrfaaS cluster; ``num_prefill`` and ``num_decode`` share
+the PD cluster. No PrfaaS instance is the homogeneous baseline; no local prefill instance is the
+naive heterogeneous one (N_prfaas / N_p / N_d of Table 6, arXiv 2604.15039).
+"""
+
+from dataclasses import dataclass
+
+from harness.core import PD, PRFAAS, Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """``threshold_tokens`` (t) is None unless both clusters can prefill."""
+
+    name: str
+    threshold_tokens: int | None
+    num_prfaas: int
+    num_prefill: int
+    num_decode: int
+    prfaas_hardware: str | None
+    pd_hardware: str
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Every instance: PrfaaS prefill, then PD prefill, then PD decode."""
+        remote = tuple(
+            Instance(f"{PRFAAS}-p{i}", PRFAAS, "prefill", self.prfaas_hardware)
+            for i in range(self.num_prfaas)
+            if self.prfaas_hardware is not None
+        )
+        local = tuple(
+            Instance(f"{PD}-p{i}", PD, "prefill", self.pd_hardware) for i in range(self.num_prefill)
+        )
+        decode = tuple(
+            Instance(f"{PD}-d{i}", PD, "decode", self.pd_hardware) for i in range(self.num_decode)
+        )
+        return remote + local + decode
+
+    def fault(self) -> tuple[str, str] | None:
+        """The key that makes this deployment meaningless and why, or None."""
+        if self.num_decode < 1:
+            return "num_decode", "a deployment needs at least one decode instance"
+        if self.num_prfaas + self.num_prefill < 1:
+            return "num_prefill", (
+                "nothing would prefill; give num_prfaas or num_prefill at least one instance"
+            )
+        if self.num_prfaas and self.prfaas_hardware is None:
+            return "prfaas_hardware", "it is missing, though num_prfaas asks for instances of it"
+        if self.threshold_tokens is not None and not self.num_prfaas:
+            return "threshold_tokens", (
+                "a threshold needs a PrfaaS cluster to offload to, but num_prfaas is 0; remove the "
+                "threshold or add PrfaaS instances"
+            )
+        if self.threshold_tokens and not self.num_prefill:
+            return "threshold_tokens", (
+                "without local prefill (num_prefill is 0) every prompt goes to PrfaaS, so a "
+                "threshold has no effect; remove it or add local prefill instances"
+            )
+        if self.threshold_tokens is None and self.num_prfaas and self.num_prefill:
+            return "threshold_tokens", (
+                "it is missing, though both clusters prefill; it says which prompts PrfaaS gets, "
+                "for example threshold_tokens = 19400"
+            )
+        return None

@@ -1,0 +1,44 @@
+"""What a worker process is told on its first line of stdin: one cluster's instances and costs."""
+
+from typing import Literal
+
+import msgspec
+
+from harness.core import Role
+
+
+class InstanceConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """One instance of the cluster; ``port`` 0 takes a free one."""
+
+    name: str
+    role: Role
+    hardware: str
+    port: int = 0
+
+
+class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """One worker process. Durations ``*_s`` are scenario time, ``*_wall_s`` wall time."""
+
+    cluster: str
+    address: str
+    instances: list[InstanceConfig]
+    profiles: dict[str, str]
+    architecture: str
+    time_scale: float
+    byte_scale: float
+    seed: int
+    admission: Literal["push_then_admit", "reserve_first"]
+    admission_deadline_s: float
+    stream_interval_tokens: int
+    connections: int
+    layerwise: bool
+    checksum: bool
+    chunk_bytes: int
+    pacing_bytes_per_s: float | None
+    decode_step_s: float
+    transfer_deadline_wall_s: float
+    sample_period_wall_s: float
+    secret_hex: str
+    api_key: str
+    engines_spool: str
+    link_spool: str

@@ -1,0 +1,234 @@
+"""Emulated compute: the serving model of prefill and decode instances on planned time.
+
+Prefill serves one request at a time, first come first served, for
+``T_prefill(new, cached) / time_scale`` of wall time; layer k of L is final at
+``start + T (k + 1) / L``. Decode has BS_max slots; a slot is held for (output_tokens - 1) steps,
+since prefill computed the first token. Starts are planned: ``start = max(ready, previous planned
+end)``, so what a late wake-up costs is recorded (``late_s``, wall) and does not add up.
+
+KV bytes are pseudo-random and of the geometry's size divided by ``byte_scale``. Output tokens are
+a function of the prompt, so that a decode instance that did not get the prompt's KV and first
+token would answer something else.
+"""
+
+import asyncio
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import xxhash
+
+from harness.architecture import Architecture, wire_layer_bytes
+from harness.engine.protocol import PrefillSpan
+from harness.engine.timeline import Alarm
+from harness.profile import Profile
+
+#: Ids that are five digits wide, inside every vocabulary of this size class.
+FIRST_TOKEN_ID, NUM_TOKEN_IDS = 10_000, 90_000
+
+
+def prompt_hash(ids: "array[int]") -> int:
+    """Hash of a whole prompt."""
+    return xxhash.xxh3_64_intdigest(ids.tobytes())
+
+
+def token_at(prompt: int, position: int) -> int:
+    """The token that the emulated model generates at ``position`` (0 is the first) of a prompt."""
+    mixed = xxhash.xxh3_64_intdigest(position.to_bytes(4, "little"), seed=prompt)
+    return FIRST_TOKEN_ID + mixed % NUM_TOKEN_IDS
+
+
+class KvBytes:
+    """KV payload: windows of one pseudo-random buffer, sized by the model's geometry."""
+
+    def __init__(self, architecture: Architecture, byte_scale: float, seed: int) -> None:
+        self._architecture = architecture
+        self._byte_scale = byte_scale
+        self._random = random.Random(seed)
+        self._buffer = memoryview(b"")
+
+    def layer_bytes(self, tokens: int) -> tuple[int, ...]:
+        """Wire bytes of each layer for a prompt of ``tokens`` with nothing cached."""
+        return wire_layer_bytes(self._architecture.layer_kv_bytes(tokens), self._byte_scale)
+
+    def layer(self, size_bytes: int) -> memoryview:
+        """The payload of one layer."""
+        if len(self._buffer) < size_bytes:
+            self._buffer = memoryview(self._random.randbytes(size_bytes))
+        return self._buffer[:size_bytes]
+
+
+@dataclass(eq=False, slots=True)
+class PrefillJob:
+    """One request at a prefill instance; ``emit`` takes each layer's index when it is final."""
+
+    tokens: int
+    received_mono_ns: int
+    ready_mono_ns: int
+    num_layers: int
+    emit: Callable[[int], None]
+    on_start: Callable[[], None]
+    done: asyncio.Future[PrefillSpan] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class EmulatedPrefill:
+    """A prefill instance; ``serve`` is its loop and ends by cancellation."""
+
+    def __init__(self, alarm: Alarm, profile: Profile, time_scale: float, layerwise: bool) -> None:
+        self._alarm = alarm
+        self._profile = profile
+        self._time_scale = time_scale
+        self._layerwise = layerwise
+        self._queue: deque[PrefillJob] = deque()
+        self._arrived = asyncio.Event()
+        self._free_at_ns = 0
+        self.running: PrefillJob | None = None
+        self.busy_s = 0.0
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    async def prefill(self, job: PrefillJob) -> PrefillSpan:
+        """Serve ``job`` in its turn. Cancelling the caller takes it out of the queue."""
+        self._queue.append(job)
+        self._arrived.set()
+        try:
+            return await job.done
+        except asyncio.CancelledError:
+            if job in self._queue:
+                self._queue.remove(job)
+            raise
+
+    async def serve(self) -> None:
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            job = self._queue.popleft()
+            self.running = job
+            span = await self._run(job)
+            self.running = None
+            if span is not None and not job.done.done():
+                job.done.set_result(span)
+
+    async def _run(self, job: PrefillJob) -> PrefillSpan | None:
+        service_s = self._profile.prefill_s(job.tokens) / self._time_scale
+        service_ns = round(service_s * 1e9)
+        start_ns = max(job.ready_mono_ns, self._free_at_ns)
+        job.on_start()
+        count = job.num_layers
+        for layer in range(count):
+            share = (layer + 1) / count if self._layerwise else 1.0
+            woke_ns = await self._alarm.until(start_ns + round(service_ns * share))
+            if job.done.cancelled():
+                # An engine drops an aborted request between two layers.
+                self._free_at_ns = woke_ns
+                self.busy_s += (woke_ns - start_ns) / 1e9
+                return None
+            job.emit(layer)
+        self._free_at_ns = start_ns + service_ns
+        self.busy_s += service_s
+        end_ns = time.monotonic_ns()
+        return PrefillSpan(
+            received_mono_ns=job.received_mono_ns,
+            start_mono_ns=start_ns,
+            end_mono_ns=end_ns,
+            service_wall_s=service_s,
+            late_s=(end_ns - self._free_at_ns) / 1e9,
+            kv_acked_mono_ns=None,
+            kv_wire_bytes_sent=0,
+        )
+
+
+class Slots:
+    """A decode instance's BS_max places, granted first come first served on planned time."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.running = 0
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    async def grant(self, ready_mono_ns: int) -> int:
+        """Wait for a place; gives the planned instant at which it was granted."""
+        if self.running < self.count:
+            self.running += 1
+            return ready_mono_ns
+        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        entry = (ready_mono_ns, place)
+        self._waiting.append(entry)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self.release(place.result())  # granted and cancelled in the same turn
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
+            raise
+
+    def release(self, planned_mono_ns: int) -> None:
+        """Give the place back as of the planned end, to the request that waited longest."""
+        while self._waiting:
+            ready_ns, place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(max(ready_ns, planned_mono_ns))
+                return
+        self.running -= 1
+        assert self.running >= 0, "a decode slot was given back twice"
+
+
+class EmulatedDecode:
+    """A decode instance: slots, and one step time at a full batch, as Eq. 5 of the paper has it."""
+
+    def __init__(
+        self, alarm: Alarm, max_batch: int, step_wall_s: float, interval_tokens: int
+    ) -> None:
+        self._alarm = alarm
+        self._step_ns = round(step_wall_s * 1e9)
+        self._interval_tokens = interval_tokens
+        self.slots = Slots(max_batch)
+        self.busy_s = 0.0
+
+    async def decode(
+        self,
+        granted_mono_ns: int,
+        output_tokens: int,
+        emit: Callable[[int], Awaitable[None]],
+    ) -> float:
+        """Call ``emit(total)`` as tokens come due; gives the worst lateness in seconds of wall time.
+
+        Tokens 1 and 2 are never held back; later ones leave a stream interval at a time, when the
+        last of them is due. The slot is released at the planned end, whatever happens.
+        """
+        end_ns = granted_mono_ns + (output_tokens - 1) * self._step_ns
+        late_ns = 0
+        try:
+            for total in chunk_ends(output_tokens, self._interval_tokens):
+                due_ns = granted_mono_ns + (total - 1) * self._step_ns
+                late_ns = max(late_ns, await self._alarm.until(due_ns) - due_ns)
+                await emit(total)
+        except BaseException:
+            end_ns = min(end_ns, time.monotonic_ns())
+            raise
+        finally:
+            self.busy_s += (end_ns - granted_mono_ns) / 1e9
+            self.slots.release(end_ns)
+        return late_ns / 1e9
+
+
+def chunk_ends(output_tokens: int, interval_tokens: int) -> list[int]:
+    """Cumulative token counts at which a stream is written: 1, 2, then every interval, the end."""
+    ends = [total for total in (1, 2) if total <= output_tokens]
+    ends.extend(range(2 + interval_tokens, output_tokens, interval_tokens))
+    if ends[-1] < output_tokens:
+        ends.append(output_tokens)
+    return ends

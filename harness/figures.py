@@ -1,0 +1,234 @@
+"""The report's charts: frames from the run's tables, titles that say what they show.
+
+Seconds are scenario seconds, link rates Gbit/s (10^9 bits) of scenario units.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from harness.summary import LENGTH_BINS, completed, floats, length_bins
+from harness.verdict import prefill_errors
+from reports.document import Axis, Chart
+
+GBIT_BYTES = 1e9 / 8
+#: The budget's terms as drawn: what takes too little to be seen is drawn together.
+LAYERS = {
+    "prefill": ("prefill",),
+    "prefill queue": ("prefill_queue",),
+    "exposed transfer": ("transfer",),
+    "decode admission": ("decode_admission",),
+    "harness overhead": (
+        "send_lag",
+        "gateway",
+        "first_token",
+        "return",
+    ),
+    "residual": ("residual",),
+}
+
+
+def ttft_distribution(
+    requests: pd.DataFrame, simulated: pd.DataFrame, names: tuple[str, ...]
+) -> Chart | None:
+    """Measured TTFT, a request that was not completed never reached, beside the simulated one."""
+    measured = requests[["deployment", "ttft_s"]].assign(modelled=False)
+    measured["ttft_s"] = np.where(
+        requests["outcome"] == "completed", floats(requests, "ttft_s"), np.inf
+    )
+    modelled = simulated[["deployment", "ttft_s"]].assign(modelled=True)
+    frame = pd.concat([measured, modelled], ignore_index=True)
+    medians = {name: _median(completed_ttft(requests, name)) for name in names}
+    known = {name: value for name, value in medians.items() if value is not None}
+    if not known:
+        return None
+    listed = _listed(f"{value:.2f} s with {name}" for name, value in known.items())
+    return Chart(
+        "cdf",
+        frame,
+        f"Half of the requests get their first token within {listed}",
+        f"Distribution of time to first token, measured and simulated. Median: {listed}.",
+        Axis("ttft_s", "time to first token from the planned send (s)", log=True),
+        Axis("share", "share of planned requests"),
+        series="deployment",
+        order=names,
+        dashed="modelled",
+        dashed_labels=("measured", "simulated"),
+    )
+
+
+def completed_ttft(requests: pd.DataFrame, name: str) -> "np.typing.NDArray[np.float64]":
+    """TTFT of a deployment's completed requests."""
+    return floats(completed(requests[requests["deployment"] == name]), "ttft_s")
+
+
+def budget_means(requests: pd.DataFrame) -> pd.DataFrame:
+    """Mean of each layer by deployment and length bin: deployment, length_bin, layer, mean_s."""
+    done = completed(requests)
+    table = pd.DataFrame(
+        {
+            "deployment": done["deployment"].astype(str),
+            "length_bin": length_bins(floats(done, "input_tokens")),
+        }
+    )
+    for layer, terms in LAYERS.items():
+        # A term that is not on the path to the first token (null) takes nothing of it.
+        table[layer] = sum(np.nan_to_num(floats(done, f"{term}_s")) for term in terms)
+    means = table.groupby(["deployment", "length_bin"], sort=False)[list(LAYERS)].mean()
+    long = means.reset_index().melt(
+        ["deployment", "length_bin"], var_name="layer", value_name="mean_s"
+    )
+    place = {name: number for number, name in enumerate(LENGTH_BINS)}
+    return long.sort_values("length_bin", key=lambda bins: bins.map(place), kind="stable")
+
+
+def budget(requests: pd.DataFrame, names: tuple[str, ...]) -> Chart | None:
+    """Stacked mean terms of TTFT by length bin, a panel a deployment."""
+    frame = budget_means(requests)
+    if frame.empty:
+        return None
+    place = {name: number for number, name in enumerate(names)}
+    frame = frame.sort_values("deployment", key=lambda column: column.map(place), kind="stable")
+    shares = []
+    for name in names:
+        done = completed(requests[requests["deployment"] == name])
+        total_s, queue_s = floats(done, "ttft_s").sum(), floats(done, "prefill_queue_s")
+        if total_s > 0:
+            shares.append(f"{100 * np.nansum(queue_s) / total_s:.0f} % with {name}")
+    listed = _listed(shares)
+    return Chart(
+        "stacked_bars",
+        frame,
+        f"Waiting for a prefill instance: {listed} of time to first token",
+        f"Mean terms of time to first token by input length. Prefill queue: {listed}.",
+        Axis("length_bin", "input tokens"),
+        Axis("mean_s", "mean time (s)"),
+        series="layer",
+        order=tuple(LAYERS),
+        panel="deployment",
+    )
+
+
+def agreement(requests: pd.DataFrame, names: tuple[str, ...]) -> Chart | None:
+    """Measured against simulated TTFT, request by request."""
+    both = completed(requests).dropna(subset=["ttft_s", "modelled_ttft_s"])
+    if both.empty:
+        return None
+    errors = []
+    for name in names:
+        here = both[both["deployment"] == name]
+        if len(here):
+            error = floats(here, "ttft_s").mean() / floats(here, "modelled_ttft_s").mean() - 1
+            errors.append(f"{100 * error:+.1f} % for {name}")
+    listed = _listed(errors)
+    return Chart(
+        "scatter",
+        both[["deployment", "ttft_s", "modelled_ttft_s"]],
+        f"Mean measured TTFT differs from the simulation's by {listed}",
+        f"Measured against simulated time to first token of each request. Mean error: {listed}.",
+        Axis("modelled_ttft_s", "simulated time to first token (s)", log=True),
+        Axis("ttft_s", "measured (s)", log=True),
+        series="deployment",
+        order=names,
+        identity=True,
+    )
+
+
+def link_rate(
+    link: pd.DataFrame, names: tuple[str, ...], capacity_bytes_per_s: float | None
+) -> Chart | None:
+    """Rate from the PrfaaS cluster to the PD cluster over time, a panel a deployment."""
+    samples = link[(link["kind"] == "link") & (link["direction"] == "far_to_near")]
+    samples = samples.dropna(subset=["rate_bytes_per_s", "t_s"])
+    # One repeat is drawn; the others differ by the machine's noise alone.
+    samples = samples[(samples["repeat"] == 0) & (samples["t_s"] >= 0)]
+    if samples.empty:
+        return None
+    frame = pd.DataFrame(
+        {
+            "deployment": samples["deployment"].astype(str),
+            "t_s": floats(samples, "t_s"),
+            "gbit_per_s": floats(samples, "rate_bytes_per_s") / GBIT_BYTES,
+        }
+    )
+    place = {name: number for number, name in enumerate(names)}
+    frame = frame.sort_values("deployment", key=lambda column: column.map(place), kind="stable")
+    means = [
+        f"{time_mean(group['t_s'], group['gbit_per_s']):.1f} Gbit/s with {name}"
+        for name, group in frame.groupby("deployment", sort=False)
+    ]
+    capacity = "" if capacity_bytes_per_s is None else _capacity(capacity_bytes_per_s)
+    return Chart(
+        "lines",
+        frame,
+        f"The link carries {_listed(means)} on average{', of ' + capacity if capacity else ''}",
+        f"Link rate towards the PD cluster over time. Average: {_listed(means)}.",
+        Axis("t_s", "time since the load began (s)"),
+        Axis("gbit_per_s", "Gbit/s"),
+        series="deployment",
+        order=names,
+        panel="deployment",
+        reference=(
+            None
+            if capacity_bytes_per_s is None
+            else (capacity_bytes_per_s / GBIT_BYTES, f"capacity {capacity}")
+        ),
+    )
+
+
+def time_mean(at_s: "pd.Series[float]", rate: "pd.Series[float]") -> float:
+    """Mean of a rate over time, each sample being that of the interval before it."""
+    ordered = pd.DataFrame({"at_s": at_s, "rate": rate}).sort_values("at_s")
+    length_s = ordered["at_s"].diff()
+    spanned_s = float(length_s.sum())
+    return float((ordered["rate"] * length_s).sum()) / spanned_s if spanned_s > 0 else 0.0
+
+
+def agreement_by_bin(requests: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
+    """Mean measured and simulated TTFT and their difference, bins by deployments."""
+    both = completed(requests).dropna(subset=["ttft_s", "modelled_ttft_s"])
+    columns: dict[str, dict[str, str]] = {}
+    for name in names:
+        here = both[both["deployment"] == name]
+        bins = np.asarray(length_bins(floats(here, "input_tokens")))
+        columns[name] = {}
+        for label in dict.fromkeys(bins):
+            measured_s = float(floats(here[bins == label], "ttft_s").mean())
+            modelled_s = float(floats(here[bins == label], "modelled_ttft_s").mean())
+            difference = 100 * (measured_s / modelled_s - 1)
+            columns[name][label] = f"{measured_s:.2f} / {modelled_s:.2f} ({difference:+.1f} %)"
+    return _binned(columns)
+
+
+def prefill_by_bin(requests: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
+    """Median error of prefill against its profile, bins by deployments and hardware."""
+    columns: dict[str, dict[str, str]] = {}
+    for name in names:
+        table = prefill_errors(requests[requests["deployment"] == name])
+        for row in table.to_dict("records"):
+            text = f"{100 * row['median_error']:+.1f} % of {row['requests']}"
+            columns.setdefault(f"{name}, {row['hardware']}", {})[row["length_bin"]] = text
+    return _binned(columns)
+
+
+def _binned(columns: dict[str, dict[str, str]]) -> pd.DataFrame:
+    labels = [label for label in LENGTH_BINS if any(label in one for one in columns.values())]
+    table: dict[str, list[str | None]] = {"input tokens": [*labels]}
+    for name, values in columns.items():
+        table[name] = [values.get(label) for label in labels]
+    return pd.DataFrame(table, dtype=object)
+
+
+def _capacity(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / GBIT_BYTES:g} Gbit/s"
+
+
+def _median(values: "np.typing.NDArray[np.float64]") -> float | None:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _listed(parts: Iterable[str]) -> str:
+    words = list(parts)
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + f" and {words[-1]}"

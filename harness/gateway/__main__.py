@@ -1,0 +1,100 @@
+"""``python -m harness.gateway``: the gateway process, configured by its first line of stdin."""
+
+import gc
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import uvloop
+
+from harness.architecture import load_architecture
+from harness.child import Spool, each_order, open_orders, read_config, tell
+from harness.core import EngineError, PrfaasError, Route
+from harness.engine.protocol import MAX_BODY_BYTES
+from harness.gateway.config import GatewayConfig
+from harness.gateway.front import Front
+from harness.gateway.upstream import Upstream
+from harness.profile_file import load_profile
+from harness.scheduling.config import transfer_tail_function
+from harness.scheduling.scheduler import Scheduler, SchedulerConfig
+from harness.server import serve_http
+
+
+def scheduler_of(config: GatewayConfig) -> Scheduler:
+    """The scheduler of the gateway's deployment, on the profiles' costs."""
+    profiles = {name: load_profile(Path(path)) for name, path in config.profiles.items()}
+    decode = profiles[config.decode_hardware]
+    return Scheduler(
+        SchedulerConfig(
+            instances=tuple(worker.instance() for worker in config.workers),
+            prefill_s={name: profile.prefill_s for name, profile in profiles.items()},
+            decode_step_s=config.decode_step_s,
+            decode_max_batch=decode.decode_max_batch,
+            threshold_tokens=config.threshold_tokens,
+            admission=config.admission,
+            link_delay_s=config.link_delay_s,
+            transfer_tail_s=transfer_tail_function(
+                load_architecture(Path(config.architecture)),
+                layerwise=config.layerwise,
+                link_bytes_per_s=config.link_bytes_per_s,
+                fabric_bytes_per_s=config.fabric_bytes_per_s,
+                link_delay_s=config.link_delay_s,
+            ),
+        )
+    )
+
+
+async def serve() -> None:
+    """Serve until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = await open_orders()
+    config = await read_config(orders, GatewayConfig)
+    async with AsyncExitStack() as stack:
+        requests = stack.enter_context(Spool(config.gateway_spool))
+        decisions = stack.enter_context(Spool(config.decisions_spool))
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                # Deadlines are the gateway's own; a queue may hold a request for minutes.
+                timeout=aiohttp.ClientTimeout(total=None),
+                read_bufsize=MAX_BODY_BYTES,
+            )
+        )
+        upstream = Upstream(session, config.workers, config.worker_key)
+        instances = [worker.instance() for worker in config.workers]
+        routes = [
+            Route(prefill, decode)
+            for prefill in instances
+            if prefill.role == "prefill"
+            for decode in instances
+            if decode.role == "decode"
+        ]
+        try:
+            await upstream.canary(routes)
+        except BaseExceptionGroup as failures:
+            raise EngineError(str(failures.exceptions[0])) from failures
+        front = Front(config, scheduler_of(config), upstream, requests, decisions)
+        port = await serve_http(
+            stack, front.application(), config.host, config.port, EngineError
+        )
+        gc.collect()
+        gc.freeze()
+        tell("ready", port=port, canaries=len(routes))
+        async for order in each_order(orders):
+            front.start_mono_ns = int(order["start_mono_ns"])
+
+
+def main() -> int:
+    try:
+        uvloop.run(serve())
+    except PrfaasError as error:
+        tell("failed", message=str(error))
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The answer to one client: streamed as chunks come, or collected and sent whole."""
+
+import time
+
+from aiohttp import web
+
+from harness.engine.protocol import SSE_DONE, SSE_HEADERS, GenerateChunk
+from harness.openai import Call, render_chunk, render_usage, render_whole
+
+
+class Answer:
+    """Writes the chunks of one request; tokens that were sent already are not sent again.
+
+    ``first_chunk_mono_ns`` is when the first generated token reached the gateway and
+    ``first_written_mono_ns`` when it was handed to the client's socket: the budget's "return".
+    """
+
+    def __init__(self, request: web.Request, call: Call, rid: str) -> None:
+        self._request = request
+        self._call = call
+        self._rid = rid
+        self._response: web.StreamResponse | None = None
+        self._collected: list[GenerateChunk] = []
+        self._completed_tokens = 0
+        self.first_chunk_mono_ns: int | None = None
+        self.first_written_mono_ns: int | None = None
+        self._last: GenerateChunk | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has seen a status line."""
+        return self._response is not None
+
+    async def send(self, chunk: GenerateChunk) -> None:
+        """Pass on what is new in ``chunk`` (a worker's increment)."""
+        arrived_ns = time.monotonic_ns()
+        meta = chunk.meta_info
+        finished = meta.finish_reason is not None
+        if meta.completion_tokens <= self._completed_tokens and not finished:
+            return
+        self._completed_tokens = max(self._completed_tokens, meta.completion_tokens)
+        meta.id = self._rid
+        self._last = chunk
+        if not self._call.body.stream:
+            self._collected.append(chunk)
+            self._note_first(arrived_ns)
+            return
+        if self._response is None:
+            self._response = web.StreamResponse(headers=SSE_HEADERS)
+            await self._response.prepare(self._request)
+        await self._response.write(render_chunk(self._call, chunk))
+        self._note_first(arrived_ns)
+
+    def _note_first(self, arrived_ns: int) -> None:
+        if self.first_chunk_mono_ns is None:
+            self.first_chunk_mono_ns = arrived_ns
+            self.first_written_mono_ns = time.monotonic_ns()
+
+    async def finish(self) -> web.StreamResponse:
+        """Close the stream, or answer whole."""
+        assert self._last is not None, "a completed request has at least one chunk"
+        if self._response is None:
+            whole = GenerateChunk(
+                text="".join(chunk.text for chunk in self._collected),
+                output_ids=[token for chunk in self._collected for token in chunk.output_ids],
+                meta_info=self._last.meta_info,
+            )
+            return web.Response(
+                body=render_whole(self._call, whole), content_type="application/json"
+            )
+        await self._response.write(render_usage(self._call, self._last) + SSE_DONE)
+        await self._response.write_eof()
+        return self._response
+
+    async def fail(self, status: int, error: bytes) -> web.StreamResponse:
+        """Say that the request failed: by status while nothing was sent, else by an event."""
+        if self._response is None:
+            return web.Response(status=status, body=error, content_type="application/json")
+        await self._response.write(b"data: " + error + b"\n\n")
+        await self._response.write_eof()
+        return self._response

@@ -1,0 +1,113 @@
+"""The gateway's side of SGLang's PD protocol: one body to a prefill and to a decode instance."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+import aiohttp
+import msgspec
+
+from harness.core import EngineError, Route
+from harness.engine.protocol import GenerateBody, GenerateChunk, decode_chunk, encode
+from harness.gateway.config import WorkerAddress
+from harness.sse import SseError, SseParser
+
+CANARY_PROMPT_TOKENS = 16
+
+
+class InstanceUnreachableError(EngineError):
+    """Nothing answers at an instance's address."""
+
+    def __init__(self, instance: str, reason: str) -> None:
+        super().__init__(f"{instance} is not reachable: {reason}")
+        self.instance = instance
+
+
+class Upstream:
+    """The workers behind the gateway."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, workers: Sequence[WorkerAddress], key: str
+    ) -> None:
+        self._session = session
+        self._workers = {worker.name: worker for worker in workers}
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+    def body(self, body: GenerateBody, route: Route) -> bytes:
+        """The body that both halves of ``route`` get: the client's with the pair's bootstrap."""
+        prefill = self._workers[route.prefill.name]
+        return encode(
+            msgspec.structs.replace(
+                body,
+                stream=True,
+                bootstrap_host=prefill.host,
+                bootstrap_port=prefill.port,
+                bootstrap_room=secrets.randbits(60),
+            )
+        )
+
+    async def stream(self, instance: str, body: bytes) -> AsyncIterator[GenerateChunk]:
+        """Events of ``/generate`` at an instance; EngineError when it fails or breaks off."""
+        worker = self._workers[instance]
+        url = f"http://{worker.host}:{worker.port}/generate"
+        try:
+            async with self._session.post(url, data=body, headers=self._headers) as answer:
+                if answer.status != 200:
+                    excerpt = (await answer.text())[:300]
+                    raise EngineError(f"{instance} answered {answer.status}: {excerpt}")
+                async for chunk in self._events(answer.content):
+                    if chunk.error is not None:
+                        raise EngineError(f"{instance} failed: {chunk.error}")
+                    yield chunk
+        except aiohttp.ClientConnectorError as error:
+            raise InstanceUnreachableError(instance, str(error)) from error
+        except (aiohttp.ClientError, SseError) as error:
+            raise EngineError(f"the stream of {instance} broke off: {error}") from error
+
+    async def _events(self, content: aiohttp.StreamReader) -> AsyncIterator[GenerateChunk]:
+        parser = SseParser()
+        async for piece in content.iter_any():
+            for event in parser.feed(piece):
+                if event.data == "[DONE]":
+                    return
+                yield decode_chunk(event.data)
+        raise EngineError("the stream ended before [DONE]")
+
+    async def canary(self, routes: Sequence[Route]) -> None:
+        """A short request through every prefill x decode pair; EngineError names a pair that fails.
+
+        It also opens the KV connections, so that no measured request pays for them.
+        """
+        by_prefill: dict[str, list[Route]] = {}
+        for route in routes:
+            by_prefill.setdefault(route.prefill.name, []).append(route)
+        async with asyncio.TaskGroup() as group:
+            for one in by_prefill.values():
+                group.create_task(self._canary(one))
+
+    async def _canary(self, routes: Sequence[Route]) -> None:
+        ids = msgspec.Raw(encode(list(range(1, CANARY_PROMPT_TOKENS + 1))))
+        for route in routes:
+            body = GenerateBody(input_ids=ids, rid=f"canary-{route.prefill.name}")
+            body.sampling_params.max_new_tokens = 2
+            raw = self.body(body, route)
+            pair = f"{route.prefill.name} -> {route.decode.name}"
+            prefill, decode = await asyncio.gather(
+                self._last(route.prefill.name, raw), self._last(route.decode.name, raw)
+            )
+            sent = prefill.meta_info.prfaas and prefill.meta_info.prfaas.prefill
+            got = decode.meta_info.prfaas and decode.meta_info.prfaas.decode
+            if not sent or not got or sent.kv_wire_bytes_sent != got.kv_wire_bytes_received:
+                raise EngineError(f"canary {pair}: the KV that was sent is not the KV that arrived")
+            if decode.meta_info.completion_tokens != 2:
+                raise EngineError(f"canary {pair}: 2 tokens were asked for and not answered")
+
+    async def _last(self, instance: str, body: bytes) -> GenerateChunk:
+        last: GenerateChunk | None = None
+        async with aclosing(self.stream(instance, body)) as chunks:
+            async for chunk in chunks:
+                last = chunk
+        if last is None:
+            raise EngineError(f"{instance} answered without a single event")
+        return last

@@ -1,0 +1,51 @@
+"""A summary's figures as the report words them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+_MAX_TEXT = 400
+
+
+def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as dotted names and short texts, what is missing left out."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{before}{key}.")
+        elif value is not None and value not in ([], ""):
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            yield f"{before}{key}", text[:_MAX_TEXT]
+
+
+def interval_text(interval: dict[str, Any]) -> str | None:
+    """An interval of seconds; None where there is none."""
+    if interval["low"] is None:
+        return None
+    return f"{interval['low']:.2f} to {interval['high']:.2f}"
+
+
+def quantile_text(summary: dict[str, Any], key: str) -> str | float | None:
+    """A quantile, or what stands in its place and why."""
+    value: float | None = summary[f"{key}_s"]
+    if value is not None or f"{key}_reason" not in summary:
+        return value
+    success = summary[f"{key}_success_s"]
+    if success is None:
+        return "too few samples" if key == "ttft_p99" else "infinite"
+    return f"infinite ({success:.2f} of those completed)"
+
+
+def percent(value: float | None, *, sign: bool = True) -> str | None:
+    """A share in percent."""
+    if value is None:
+        return None
+    return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    """The value in another unit."""
+    return None if value is None else value * factor
+
+
+def rounded(value: float | None) -> int | None:
+    """To the nearest whole number."""
+    return None if value is None else round(value)

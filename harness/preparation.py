@@ -1,0 +1,70 @@
+"""What is settled before a run: the plan, the exact schedule, the model's and the simulation's say."""
+
+from dataclasses import dataclass
+
+from harness.core import Request
+from harness.deployment import Deployment
+from harness.run_directory import DeploymentModel
+from harness.scenario import Scenario
+from harness.scenario_change import with_plan
+from harness.simulator import Simulation, simulate
+from harness.throughput import deployment_model, solve
+from harness.utilisation import predict_utilisation
+from harness.workload import build_schedule, length_distribution
+
+#: Above this a queue's mean depends on the run's length more than on what is measured.
+MAX_UTILISATION = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before anything runs."""
+
+    scenario: Scenario
+    schedule: tuple[Request, ...]
+    models: dict[str, DeploymentModel]
+    simulations: dict[str, Simulation]
+    notes: tuple[str, ...]
+
+
+def replan(scenario: Scenario) -> tuple[Scenario, tuple[str, ...]]:
+    """Thresholds and splits solved anew for the workload's lengths; says what changed."""
+    lengths = length_distribution(scenario)
+    solved = {
+        name: solve(scenario, one, lengths=lengths) for name, one in scenario.deployments.items()
+    }
+    notes = [
+        f"{name}: re-solved for this workload: {_plan_text(old)} -> {_plan_text(solved[name])}"
+        for name, old in scenario.deployments.items()
+        if solved[name] != old
+    ]
+    plan = {
+        name: (one.threshold_tokens, one.num_prefill, one.num_decode)
+        for name, one in solved.items()
+    }
+    return with_plan(scenario, plan), tuple(notes)
+
+
+def _plan_text(deployment: Deployment) -> str:
+    t = deployment.threshold_tokens
+    threshold = "" if t is None else f", t = {t} tokens"
+    counts = (deployment.num_prfaas, deployment.num_prefill, deployment.num_decode)
+    return "/".join(map(str, counts)) + threshold
+
+
+def prepare(scenario: Scenario, notes: tuple[str, ...] = ()) -> Prepared:
+    """Schedule, models and simulations of a scenario as it is planned."""
+    schedule = build_schedule(scenario.workload, scenario.load)
+    lengths = length_distribution(scenario)
+    models, simulations = {}, {}
+    for name, deployment in scenario.deployments.items():
+        model = deployment_model(scenario, deployment, lengths)
+        utilisation = predict_utilisation(scenario, name, schedule)
+        models[name] = DeploymentModel(
+            lambda_max_req_per_s=model.lambda_max_req_per_s,
+            lambda_max_exact_req_per_s=model.lambda_max_exact_req_per_s,
+            utilisation=utilisation.by_stage(),
+            fitting_load_scale=utilisation.load_scale_for(MAX_UTILISATION),
+        )
+        simulations[name] = simulate(scenario, name, schedule)
+    return Prepared(scenario, schedule, models, simulations, notes)

@@ -1,0 +1,164 @@
+"""The JSON form of a profile: schema version 1, strict, every point with its provenance."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.core import ScenarioError
+from harness.datafile import parse_json_file
+from harness.profile import DecodePoint, PrefillPoint, Profile, Provenance
+
+MAX_POINTS = 20_000
+
+Text = Annotated[str, Field(min_length=1, max_length=2000)]
+Tokens = Annotated[int, Field(ge=1, le=2**31)]
+Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+_WHAT = "profile file"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PrefillPointFile(_File):
+    new_tokens: Tokens
+    cached_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
+    prefill_s: Seconds
+    provenance: Provenance
+    source: Text
+
+
+class DecodePointFile(_File):
+    batch: Annotated[int, Field(ge=1, le=100_000)]
+    context_tokens: Tokens
+    step_s: Seconds
+    provenance: Provenance
+    source: Text
+
+
+class PrefillFile(_File):
+    interpolation: Literal["log_log"]
+    points: Annotated[list[PrefillPointFile], Field(min_length=2, max_length=MAX_POINTS)]
+
+
+class DecodeFile(_File):
+    max_batch: Annotated[int, Field(ge=1, le=100_000)]
+    provenance: Provenance
+    source: Text
+    points: Annotated[list[DecodePointFile], Field(min_length=4, max_length=MAX_POINTS)]
+
+
+class EngineFile(_File):
+    name: Text
+    version: Text
+
+
+class ProfileFile(_File):
+    """One (engine, hardware, model). ``decode.provenance`` and ``source`` are of ``max_batch``."""
+
+    schema_version: Literal[1]
+    name: Text
+    notes: str = ""
+    model: Text
+    hardware: Text
+    gpus_per_instance: Annotated[int, Field(ge=1, le=100_000)]
+    engine: EngineFile
+    prefill: PrefillFile
+    decode: DecodeFile
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile. ScenarioError names the file, the key and, for a point, its lengths."""
+    file = parse_json_file(path, _WHAT, ProfileFile)
+    _check_prefill(path, file.prefill.points)
+    _check_decode(path, file.decode)
+    prefill = [
+        PrefillPoint(p.new_tokens, p.cached_tokens, p.prefill_s, p.provenance, p.source)
+        for p in file.prefill.points
+    ]
+    decode = [
+        DecodePoint(p.batch, p.context_tokens, p.step_s, p.provenance, p.source)
+        for p in file.decode.points
+    ]
+    return Profile(
+        name=file.name,
+        path=path,
+        model=file.model,
+        hardware=file.hardware,
+        gpus_per_instance=file.gpus_per_instance,
+        engine_name=file.engine.name,
+        engine_version=file.engine.version,
+        prefill_points=tuple(sorted(prefill, key=lambda p: (p.cached_tokens, p.new_tokens))),
+        decode_points=tuple(sorted(decode, key=lambda p: (p.batch, p.context_tokens))),
+        decode_max_batch=file.decode.max_batch,
+        decode_max_batch_provenance=file.decode.provenance,
+        decode_max_batch_source=file.decode.source,
+    )
+
+
+def _check_prefill(path: Path, points: list[PrefillPointFile]) -> None:
+    """Each cached length is a curve of two points or more, from 0 cached, never falling."""
+    curves: dict[int, list[PrefillPointFile]] = {}
+    for point in sorted(points, key=lambda p: (p.cached_tokens, p.new_tokens)):
+        curves.setdefault(point.cached_tokens, []).append(point)
+    if 0 not in curves:
+        raise ScenarioError(
+            f"The {_WHAT} {path} has no prefill point with 'cached_tokens' 0; prompts without a "
+            "cached prefix need a cost."
+        )
+    for cached, curve in curves.items():
+        if len(curve) < 2:
+            raise ScenarioError(
+                f"The {_WHAT} {path} has a single prefill point at cached_tokens {cached}; "
+                "interpolation needs two or more for each cached length."
+            )
+        for before, after in pairwise(curve):
+            if before.new_tokens == after.new_tokens:
+                raise ScenarioError(
+                    f"The {_WHAT} {path} has two prefill points at new_tokens {after.new_tokens}, "
+                    f"cached_tokens {cached}; keep one."
+                )
+            if after.prefill_s < before.prefill_s:
+                raise ScenarioError(
+                    f"The {_WHAT} {path} has a prefill time that falls with length: "
+                    f"{before.prefill_s:g} s at {before.new_tokens} new tokens but "
+                    f"{after.prefill_s:g} s at {after.new_tokens} (cached_tokens {cached}); "
+                    "correct the points."
+                )
+    shortest = max(curve[0].new_tokens for curve in curves.values())
+    longest = min(curve[-1].new_tokens for curve in curves.values())
+    if shortest >= longest:
+        raise ScenarioError(
+            f"The {_WHAT} {path} has no range of new tokens that all of its cached lengths cover; "
+            "measure each cached length over the same new tokens."
+        )
+
+
+def _check_decode(path: Path, decode: DecodeFile) -> None:
+    """The points form a complete grid of two batches and contexts or more, up to ``max_batch``."""
+    batches = sorted({point.batch for point in decode.points})
+    contexts = sorted({point.context_tokens for point in decode.points})
+    seen = {(point.batch, point.context_tokens) for point in decode.points}
+    if len(seen) < len(decode.points):
+        raise ScenarioError(
+            f"The {_WHAT} {path} has two decode points for the same batch and context; keep one."
+        )
+    if len(batches) < 2 or len(contexts) < 2:
+        raise ScenarioError(
+            f"The {_WHAT} {path} needs decode points at two or more batches and two or more "
+            f"contexts; it has batches {batches} and contexts {contexts}."
+        )
+    if len(seen) < len(batches) * len(contexts):
+        batch, context = next((b, c) for b in batches for c in contexts if (b, c) not in seen)
+        raise ScenarioError(
+            f"The {_WHAT} {path} has no decode point for batch {batch} at context_tokens "
+            f"{context}; the points must form a complete grid."
+        )
+    if not batches[0] <= decode.max_batch <= batches[-1]:
+        raise ScenarioError(
+            f"The {_WHAT} {path} has decode.max_batch {decode.max_batch}, but its decode points "
+            f"cover batches of {batches[0]} to {batches[-1]}; add points or lower it."
+        )

@@ -1,0 +1,255 @@
+"""Records of a run: spools joined by request into Parquet tables with explicit schemas.
+
+``requests`` has one row a planned request for each (deployment, repeat): the client's row, the
+gateway's row with the workers' spans, the schedule, what geometry and profile expect, and the
+simulation of the same schedule. planned = completed + failed + unsent always holds: a request that
+left no client row is ``failed`` in phase ``lost`` when the gateway saw it, else ``unsent``.
+
+Columns ``*_s`` and ``*_bytes`` are in scenario units (wall x time_scale, wire x byte_scale);
+``*_mono_ns``, ``*_wall_s`` and ``*_wire_bytes`` are raw. Missing is null, never 0.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.core import BUDGET_TERMS, ScenarioError
+from harness.join import (
+    CellRows,
+    CellView,
+    join_decisions,
+    join_engines,
+    join_link,
+    join_requests,
+)
+from harness.run_directory import Cell, RunDirectory, write_atomically
+from harness.spool import (
+    ClientRow,
+    DecisionRow,
+    EngineRow,
+    ExpectedRow,
+    GatewayRow,
+    LinkRow,
+    Row,
+    SimulatedRow,
+    WorkerRow,
+    by_rid,
+    read_rows,
+)
+
+TABLES_VERSION = 1
+TableName = Literal["requests", "link", "engines", "decisions", "simulated"]
+WORKERS = ("worker-prfaas", "worker-pd")
+_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
+
+
+def _columns(kind: pa.DataType, names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, kind) for name in names.split()]
+
+
+_CELL: list[tuple[str, pa.DataType]] = [("deployment", _TEXT), ("repeat", _INT)]
+COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
+    "requests": [
+        *_CELL,
+        *_columns(_TEXT, "rid outcome failure_phase failure_message"),
+        *_columns(_INT, "index input_tokens output_tokens cached_tokens threshold_tokens"),
+        *_columns(_INT, "prompt_tokens completion_tokens http_status actual_cached_tokens"),
+        *_columns(_TEXT, "prefill_instance prefill_cluster prefill_hardware decode_instance"),
+        ("crosses", pa.bool_()),
+        *_columns(_FLOAT, "planned_s ttft_s time_to_second_token_s tpot_s itl_p50_s itl_max_s"),
+        *_columns(_FLOAT, "chunk_gap_max_s e2e_s end_s"),
+        *_columns(_FLOAT, " ".join(f"{term}_s" for term in BUDGET_TERMS)),
+        *_columns(_FLOAT, "residual_s residual_wall_s send_lag_wall_s planned_error_wall_s"),
+        *_columns(_FLOAT, "prefill_start_s prefill_end_s granted_s decode_end_s"),
+        *_columns(_FLOAT, "prefill_late_wall_s decode_late_wall_s service_wall_s"),
+        *_columns(_FLOAT, "kv_bytes profile_prefill_s"),
+        *_columns(_INT, "kv_bytes_expected kv_wire_bytes_expected kv_wire_bytes_sent"),
+        *_columns(_INT, "kv_wire_bytes_received kv_layers"),
+        *_columns(_FLOAT, "modelled_ttft_s modelled_e2e_s modelled_prefill_queue_s"),
+        *_columns(_FLOAT, "modelled_prefill_s modelled_transfer_s modelled_decode_admission_s"),
+        *_columns(_INT, "planned_mono_ns sent_mono_ns first_byte_mono_ns first_token_mono_ns"),
+        *_columns(_INT, "end_mono_ns gateway_received_mono_ns gateway_dispatched_mono_ns"),
+        *_columns(_INT, "gateway_first_chunk_mono_ns gateway_first_written_mono_ns"),
+        *_columns(_INT, "prefill_received_mono_ns prefill_start_mono_ns prefill_end_mono_ns"),
+        *_columns(_INT, "kv_acked_mono_ns decode_received_mono_ns landed_mono_ns granted_mono_ns"),
+        *_columns(_INT, "decode_first_written_mono_ns decode_end_mono_ns"),
+    ],
+    "link": [
+        *_CELL,
+        *_columns(_INT, "mono_ns"),
+        *_columns(_FLOAT, "t_s rate_bytes_per_s"),
+        *_columns(_TEXT, "kind direction cluster peer"),
+        *_columns(_INT, "connection"),
+        *_columns(_INT, "wire_bytes_total packets_total dropped_total queued_wire_bytes"),
+        *_columns(_FLOAT, "rtt_s delivery_rate_bytes_per_s"),
+        *_columns(_INT, "retransmits cwnd unsent_wire_bytes"),
+    ],
+    "engines": [
+        *_CELL,
+        *_columns(_INT, "mono_ns"),
+        *_columns(_FLOAT, "t_s"),
+        *_columns(_TEXT, "instance role"),
+        *_columns(_INT, "queued running"),
+        *_columns(_FLOAT, "busy_s"),
+    ],
+    "decisions": [
+        *_CELL,
+        *_columns(_INT, "mono_ns"),
+        *_columns(_FLOAT, "t_s"),
+        *_columns(_TEXT, "action rid"),
+        *_columns(_FLOAT, "now_s"),
+        *_columns(_INT, "input_tokens cached_tokens threshold_tokens"),
+        *_columns(_TEXT, "prefill_instance decode_instance"),
+        *_columns(_FLOAT, "expected_prefill_start_s expected_decode_slot_s"),
+    ],
+    "simulated": [
+        ("deployment", _TEXT),
+        *_columns(_TEXT, "rid prefill_instance decode_instance"),
+        *_columns(_FLOAT, "prefill_queue_s prefill_s transfer_s decode_admission_s ttft_s e2e_s"),
+        *_columns(_INT, "kv_bytes"),
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What writing the tables met: truncated last lines by file, and spools that do not exist."""
+
+    truncated: dict[str, int]
+    missing: tuple[str, ...]
+
+
+def schema(name: TableName, notes: Mapping[str, Any] | None = None) -> pa.Schema:
+    """The Arrow schema of a table, its version in the metadata."""
+    metadata: dict[str | bytes, str | bytes] = {
+        "prfaas_table": name,
+        "prfaas_schema_version": str(TABLES_VERSION),
+    }
+    if notes:
+        metadata["prfaas_notes"] = json.dumps(notes)
+    return pa.schema(COLUMNS[name], metadata=metadata)
+
+
+def write_expected(run: RunDirectory, rows: Iterable[ExpectedRow]) -> None:
+    """Write what geometry and profiles expect of each request, so that a report needs no others."""
+    write_atomically(run.expected_path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
+def write_simulated(run: RunDirectory, deployment: str, rows: Iterable[SimulatedRow]) -> None:
+    """Write the simulation of the schedule on one deployment."""
+    path = run.simulated_path(deployment)
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
+def read_table(run: RunDirectory, name: TableName) -> pd.DataFrame:
+    """A table of the run; nulls of integer columns stay nulls (pandas' nullable types)."""
+    table = _read_arrow(run, name)
+    return table.to_pandas(types_mapper=_NULLABLE.get)
+
+
+def read_notes(run: RunDirectory) -> dict[str, Any]:
+    """What :func:`compact` met, from the metadata of ``requests.parquet``."""
+    metadata = _read_arrow(run, "requests").schema.metadata or {}
+    notes: dict[str, Any] = json.loads(metadata.get(b"prfaas_notes", b"{}"))
+    return notes
+
+
+def compact(run: RunDirectory) -> Compaction:
+    """Join the spools and write every table; run at the end of a run, or after a crash."""
+    manifest = run.read_manifest()
+    schedule = run.read_schedule()
+    reader = _Reader(run)
+    expected = by_rid(run.expected_path, reader.rows(run.expected_path, ExpectedRow))
+    simulated: dict[str, dict[str, SimulatedRow]] = {}
+    for deployment in manifest.deployment_names():
+        path = run.simulated_path(deployment)
+        simulated[deployment] = by_rid(path, reader.rows(path, SimulatedRow))
+    tables: dict[TableName, list[dict[str, Any]]] = {name: [] for name in COLUMNS}
+    for cell in manifest.deployments:
+        view = CellView(manifest, cell, expected, simulated[cell.deployment])
+        tables["requests"] += join_requests(view, schedule, reader.cell_rows(cell))
+        tables["link"] += join_link(view, reader.cell(cell, "link", LinkRow))
+        tables["engines"] += join_engines(view, reader.cell(cell, "engines", EngineRow))
+        tables["decisions"] += join_decisions(view, reader.cell(cell, "decisions", DecisionRow))
+    tables["simulated"] = [
+        {"deployment": deployment, **asdict(row)}
+        for deployment, rows in simulated.items()
+        for row in rows.values()
+    ]
+    met = Compaction(reader.truncated, tuple(reader.missing))
+    for name, rows in tables.items():
+        _write(run, name, rows, asdict(met) if name == "requests" else None)
+    return met
+
+
+class _Reader:
+    """Reads spools and remembers what was truncated or missing."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.truncated: dict[str, int] = {}
+        self.missing: list[str] = []
+
+    def rows(self, path: Path, row: type[Row], *, optional: bool = False) -> tuple[Row, ...]:
+        spool = read_rows(path, row)
+        name = str(path.relative_to(self.run.path))
+        if spool.truncated:
+            self.truncated[name] = spool.truncated
+        if spool.missing and not optional:
+            self.missing.append(name)
+        return spool.rows
+
+    def cell(
+        self, cell: Cell, name: str, row: type[Row], *, optional: bool = False
+    ) -> tuple[Row, ...]:
+        never_began = cell.start_mono_ns is None
+        return self.rows(self.run.spool_path(cell, name), row, optional=optional or never_began)
+
+    def cell_rows(self, cell: Cell) -> CellRows:
+        client_path = self.run.spool_path(cell, "client")
+        gateway_path = self.run.spool_path(cell, "gateway")
+        return CellRows(
+            client_path,
+            by_rid(client_path, self.cell(cell, "client", ClientRow)),
+            by_rid(gateway_path, self.cell(cell, "gateway", GatewayRow)),
+            # A worker keeps its own rows where the gateway may not have learnt its spans.
+            tuple(
+                row for name in WORKERS for row in self.cell(cell, name, WorkerRow, optional=True)
+            ),
+        )
+
+
+_NULLABLE: dict[pa.DataType, Any] = {
+    _INT: pd.Int64Dtype(),
+    pa.bool_(): pd.BooleanDtype(),
+    _TEXT: pd.StringDtype(),
+}
+
+
+def _read_arrow(run: RunDirectory, name: TableName) -> pa.Table:
+    path = run.table_path(name)
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ScenarioError(f"cannot read {path}: {error}; `prfaas report` rebuilds it") from error
+    if not table.schema.equals(schema(name)):
+        raise ScenarioError(f"{path} is not a {name} table of version {TABLES_VERSION}")
+    return table
+
+
+def _write(
+    run: RunDirectory, name: TableName, rows: list[dict[str, Any]], notes: dict[str, Any] | None
+) -> None:
+    table = pa.Table.from_pylist(rows, schema=schema(name, notes))
+    path = run.table_path(name)
+    partial = path.with_suffix(".partial")
+    pq.write_table(table, partial, compression="zstd")
+    partial.replace(path)

@@ -1,0 +1,372 @@
+"""``report.html``: what a run says, what it rests on, and how far it may be believed.
+
+Sections: verdict; TTFT at the offered load, measured beside modelled; capacity, apart from it,
+since an open-loop run at one rate gives every deployment the same throughput; distributions;
+budget; agreement with the simulation; link; scaling; overheads; manifest.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import figures
+from harness.core import BUDGET_TERMS, ScenarioError
+from harness.perfetto import write_trace
+from harness.phrases import flat, interval_text, percent, quantile_text, rounded, scaled
+from harness.records import read_table
+from harness.run_directory import Manifest, RunDirectory
+from harness.verdict import OVERHEADS
+from reports.document import (
+    Block,
+    Chart,
+    Document,
+    Facts,
+    Figure,
+    Items,
+    Notice,
+    Prose,
+    Section,
+    Table,
+)
+from reports.render import render
+
+#: The deployment whose capacity the others are compared with, where the scenario has it.
+BASELINE = "homogeneous_pd"
+GBIT = 1.0 / figures.GBIT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the sections are written from."""
+
+    manifest: Manifest
+    verdict: dict[str, Any]
+    requests: pd.DataFrame
+    simulated: pd.DataFrame
+    link: pd.DataFrame
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.manifest.deployment_names()
+
+    @property
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = self.verdict["deployments"]
+        return found
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write ``report.html``, and ``trace.json`` beside it, of a run that has been judged."""
+    manifest = run.read_manifest()
+    data = _Run(
+        manifest,
+        _read_verdict(run),
+        read_table(run, "requests"),
+        read_table(run, "simulated"),
+        read_table(run, "link"),
+    )
+    write_trace(run)
+    sections = (
+        Section("Verdict", tuple(_verdict(data))),
+        Section("Time to first token at the offered load", tuple(_offered(data))),
+        Section("Capacity", tuple(_capacity(data))),
+        Section("Distribution of time to first token", tuple(_distribution(data))),
+        Section("Where time to first token goes", tuple(_budget(data))),
+        Section("Measured against modelled", tuple(_agreement(data))),
+        Section("Link", tuple(_link(data))),
+        Section("What the scaling keeps", tuple(_scaling(data))),
+        Section("Overheads of the harness", tuple(_overheads(data))),
+        Section("Manifest", tuple(_manifest(data))),
+    )
+    name = str(manifest.scenario.get("name", manifest.run_id))
+    subtitle = (
+        f"{', '.join(data.names)} on the same arrivals. Run {manifest.run_id}, "
+        f"started {manifest.started_utc}, link by {manifest.link_backend or 'nothing (not built)'}."
+    )
+    return render(Document(f"prfaas-bench: {name}", subtitle, sections), run.report_path)
+
+
+def _read_verdict(run: RunDirectory) -> dict[str, Any]:
+    try:
+        verdict: dict[str, Any] = json.loads(run.verdict_path.read_text())
+    except (OSError, ValueError) as error:
+        raise ScenarioError(
+            f"cannot read {run.verdict_path}: {error}; `prfaas report` judges the run anew"
+        ) from error
+    return verdict
+
+
+def _verdict(data: _Run) -> Iterator[Block]:
+    reasons, notes = tuple(data.verdict["reasons"]), tuple(data.verdict["notes"])
+    if data.verdict["verdict"] == "supported":
+        text = "Supported: every gate passed, so the figures below may be compared."
+        yield Notice("good", text)
+    else:
+        yield Notice("bad", "Not supported: the figures below do not carry a claim.", reasons)
+    if notes:
+        yield Prose("Worth knowing, though no reason to refuse:")
+        yield Items(notes)
+
+
+def _offered(data: _Run) -> Iterator[Block]:
+    rate = data.manifest.scenario.get("load", {}).get("rate_req_per_s")
+    load = f" of {rate:g} req/s" if isinstance(rate, int | float) else ""
+    yield _by_deployment(
+        data,
+        f"TTFT under the offered load{load}, from the planned send, in scenario seconds; modelled "
+        "is a simulation of the same schedule. Quantiles count a request that was not completed "
+        "as infinite.",
+        {
+            "completed": lambda one: f"{one['num_completed']} of {one['num_planned']}",
+            "mean TTFT (s)": lambda one: one["ttft_mean_s"],
+            "95 % interval of the mean (s)": lambda one: interval_text(one["ttft_mean_interval"]),
+            "modelled mean (s)": lambda one: one["modelled_ttft_mean_s"],
+            "measured mean off the modelled by": lambda one: percent(one["ttft_mean_error"]),
+            "P50 (s)": lambda one: quantile_text(one, "ttft_p50"),
+            "P90 (s)": lambda one: quantile_text(one, "ttft_p90"),
+            "modelled P90 (s)": lambda one: one["modelled_ttft_p90_s"],
+            "P99 (s)": lambda one: quantile_text(one, "ttft_p99"),
+            "effective samples": lambda one: rounded(one["effective_samples"]),
+        },
+    )
+    blocks = data.verdict["bootstrap_blocks"]
+    yield Prose(
+        "Samples of a queue are correlated. The intervals come from a bootstrap of blocks of "
+        f"{blocks['length_requests']} consecutive requests, longer than the longest busy period, "
+        "the same blocks for every deployment. A P99 takes 1,000 effective samples."
+        + (f" No intervals: {blocks['reason']}." if blocks["reason"] else "")
+    )
+    yield from _ratios(data)
+    yield _by_deployment(
+        data,
+        "Service, work and load. Throughput here is the offered load's: it does not tell the "
+        "deployments apart.",
+        {
+            "throughput (req/s)": lambda one: one["throughput_req_per_s"],
+            "goodput (req/s)": lambda one: one["goodput_req_per_s"],
+            "within SLO": lambda one: percent(one["slo_attainment"], sign=False),
+            "TPOT P50 (ms)": lambda one: scaled(one["tpot_p50_s"], 1e3),
+            "offloaded to PrfaaS": lambda one: percent(one["offload_fraction"], sign=False),
+            "prefill instances busy": lambda one: percent(one["prefill_utilisation"], sign=False),
+            "KV moved (GB)": lambda one: scaled(one["kv_bytes_sent"], 1e-9),
+            "KV over the link (GB)": lambda one: scaled(one["kv_bytes_cross"], 1e-9),
+            "send lag P99 (wall ms)": lambda one: scaled(one["send_lag_p99_wall_s"], 1e3),
+        },
+    )
+
+
+def _ratios(data: _Run) -> Iterator[Block]:
+    lines = [
+        f"Mean TTFT of {name} is {one['ttft_mean_ratio']:.2f} times that of {one['over']} "
+        f"(95 % interval {interval_text(one['interval'])})."
+        for name, one in data.verdict["ratios"].items()
+        if one["ttft_mean_ratio"] is not None
+    ]
+    if lines:
+        yield Items(tuple(lines))
+
+
+def _capacity(data: _Run) -> Iterator[Block]:
+    base_name = BASELINE if BASELINE in data.summaries else next(iter(data.summaries), "")
+    base = data.summaries.get(base_name, {}).get("lambda_max_req_per_s")
+
+    def ratio(one: dict[str, Any]) -> str | None:
+        rate = one["lambda_max_req_per_s"]
+        return f"{rate / base:.2f}" if rate and base else None
+
+    def busiest(one: dict[str, Any]) -> str | None:
+        stages = one["modelled_utilisation"].items()
+        stage, used = max(stages, key=lambda item: item[1] or 0.0, default=("", None))
+        return f"{stage.replace('_', ' ')}, {percent(used, sign=False)}" if stage else None
+
+    yield _by_deployment(
+        data,
+        "Modelled capacity (Lambda_max): with service times at the mean length, T(E[l]), as the "
+        "paper has it, and with mean service times, E[T(l)].",
+        {
+            "Lambda_max with T(E[l]) (req/s)": lambda one: one["lambda_max_req_per_s"],
+            "Lambda_max with E[T(l)] (req/s)": lambda one: one["lambda_max_exact_req_per_s"],
+            f"over {base_name}, T(E[l])": ratio,
+            "busiest stage at the offered load": busiest,
+        },
+    )
+    yield Prose(
+        "This capacity is modelled. A measured one takes a saturation search over loads, which "
+        "comes with the studies; a run at one offered load cannot show it."
+    )
+
+
+def _distribution(data: _Run) -> Iterator[Block]:
+    yield _figure(
+        figures.ttft_distribution(data.requests, data.simulated, data.names),
+        "Solid: measured. Dashed: simulation of the same schedule. A line that ends below 100 % "
+        "leaves out requests that were never answered.",
+    )
+
+
+def _budget(data: _Run) -> Iterator[Block]:
+    yield _figure(
+        figures.budget(data.requests, data.names),
+        "Mean over the completed requests of each length bin. Transfer is the part that prefill "
+        "does not hide, up to the receiver's acknowledgement; harness overhead is send lag, "
+        "gateway, first token and return; the residual is what the terms, each measured inside "
+        "one process, leave unexplained.",
+    )
+    yield _by_deployment(
+        data,
+        "Mean of every term in scenario seconds, all lengths together.",
+        {f"{term.replace('_', ' ')} (s)": _mean_of(term) for term in (*BUDGET_TERMS, "residual")},
+    )
+
+
+def _agreement(data: _Run) -> Iterator[Block]:
+    yield _figure(
+        figures.agreement(data.requests, data.names),
+        "One mark a request, or a group of them where there are many. On the dashed line the "
+        "simulation is right.",
+    )
+    yield _table(
+        figures.agreement_by_bin(data.requests, data.names),
+        "Mean TTFT by input length: measured / simulated in seconds, and the difference.",
+    )
+    yield _table(
+        figures.prefill_by_bin(data.requests, data.names),
+        "Measured prefill time off the profile's, median of each input length and hardware.",
+    )
+
+
+def _link(data: _Run) -> Iterator[Block]:
+    asked, applied = data.manifest.link_requested or {}, data.manifest.link_applied or {}
+    capacity = applied.get("rate_bytes_per_s", asked.get("rate_bytes_per_s"))
+    yield _figure(
+        figures.link_rate(data.link, data.names, capacity),
+        "From the PrfaaS to the PD cluster, as the link counted it, headers included, in scenario "
+        "units. The other way carries prompts, whose bytes are not scaled.",
+    )
+    check = data.manifest.link_check or {}
+    ways = (("PrfaaS to PD", "far_to_near"), ("PD to PrfaaS", "near_to_far"))
+    rate, rate_wire = "rate_bytes_per_s", "rate_wire_bytes_per_s"
+    rows: list[dict[str, object]] = [
+        {
+            "link": f"rate {way} (Gbit/s)",
+            "asked for": scaled(asked.get(rate), GBIT),
+            "applied": scaled(applied.get(rate), GBIT),
+            "applied, on the wire": scaled(applied.get(rate_wire), GBIT),
+            "measured, on the wire": scaled(check.get(f"rate_{direction}_bytes_per_s"), GBIT),
+        }
+        for way, direction in ways
+    ]
+    rows.append(
+        {
+            "link": "round trip (ms)",
+            "asked for": scaled(asked.get("rtt_s"), 1e3),
+            "applied": scaled(applied.get("rtt_s"), 1e3),
+            "applied, on the wire": scaled(applied.get("rtt_wall_s"), 1e3),
+            "measured, on the wire": scaled(check.get("rtt_p50_s"), 1e3),
+        }
+    )
+    frame = pd.DataFrame(rows, dtype=object)
+    backend = data.manifest.link_backend or "nothing: it was not built"
+    yield Table(frame, f"The link, made by {backend}. Measured before the run by real probes.")
+
+
+def _scaling(data: _Run) -> Iterator[Block]:
+    time_scale, byte_scale = data.manifest.time_scale, data.manifest.byte_scale
+    yield Prose(
+        f"Durations ran {time_scale:g} times faster than the scenario's and KV was "
+        f"{byte_scale:g} times smaller, over a link scaled to match "
+        f"(rate x {time_scale / byte_scale:g}, delay / {time_scale:g})."
+    )
+    yield Items(
+        (
+            "Kept: utilisation of every stage, queueing, the ratio of transfer to prefill time, "
+            "and of KV bytes to link rate.",
+            "Not kept: the bandwidth-delay product in packets, and with it how TCP meets loss "
+            "and delay. Claims about TCP take time and byte scale 1.",
+            "Not kept: the size of prompts and headers beside the KV; they are sent whole.",
+            f"Multiplied by {time_scale:g}: every overhead of the harness, since it takes wall "
+            "time; see below.",
+        )
+    )
+
+
+def _overheads(data: _Run) -> Iterator[Block]:
+    def worded(term: str) -> Callable[[dict[str, Any]], str | None]:
+        def words(one: dict[str, Any]) -> str | None:
+            value_s, mean_s = one["budget_mean_s"][term], one["ttft_mean_s"]
+            if value_s is None or not mean_s:
+                return None
+            wall_ms = 1e3 * value_s / data.manifest.time_scale
+            return f"{wall_ms:.2f} ms ({percent(value_s / mean_s, sign=False)})"
+
+        return words
+
+    yield _by_deployment(
+        data,
+        "What the harness itself adds to TTFT: mean wall time, and the share of mean TTFT that it "
+        "takes once multiplied by the time scale.",
+        {term.replace("_", " "): worded(term) for term in OVERHEADS},
+    )
+
+
+def _manifest(data: _Run) -> Iterator[Block]:
+    manifest = data.manifest
+    facts: list[tuple[str, str]] = [
+        ("run", manifest.run_id),
+        ("status", manifest.status + (f": {manifest.error}" if manifest.error else "")),
+        ("started (UTC)", manifest.started_utc),
+        ("scenario hash", manifest.scenario_hash),
+        ("time scale", f"{manifest.time_scale:g}"),
+        ("byte scale", f"{manifest.byte_scale:g}"),
+        ("order", ", ".join(cell.name for cell in manifest.deployments)),
+    ]
+    groups = {
+        "seed": manifest.seeds,
+        "version": manifest.versions,
+        "machine": manifest.machine,
+        "clock": manifest.clocks,
+    }
+    for title, values in groups.items():
+        facts += [(f"{title}: {name}", text) for name, text in flat(values)]
+    # Profiles and layers are long; manifest.json holds them.
+    short = {
+        key: value
+        for key, value in manifest.scenario.items()
+        if key not in ("model", "hardware", "path", "name")
+    }
+    facts += [(f"scenario: {name}", text) for name, text in flat(short)]
+    yield Facts(tuple(facts))
+    yield Prose(
+        "The whole scenario as resolved, profiles included, is in manifest.json; trace.json shows "
+        "every request on its instances' tracks (open it at a Perfetto viewer)."
+    )
+
+
+def _figure(chart: Chart | None, caption: str) -> Block:
+    if chart is None:
+        return Prose("Nothing was recorded that this chart could show.")
+    return Figure(chart, caption)
+
+
+def _table(frame: pd.DataFrame, caption: str) -> Block:
+    if frame.empty:
+        return Prose(f"{caption} Nothing was recorded for it.")
+    return Table(frame, caption)
+
+
+def _by_deployment(
+    data: _Run, caption: str, rows: dict[str, Callable[[dict[str, Any]], object]]
+) -> Table:
+    """A table with a column a deployment, a row a figure of its summary."""
+    columns: dict[str, list[object]] = {"figure": list(rows)}
+    for name, one in data.summaries.items():
+        columns[name] = [figure(one) for figure in rows.values()]
+    return Table(pd.DataFrame(columns, dtype=object), caption)
+
+
+def _mean_of(term: str) -> Callable[[dict[str, Any]], object]:
+    return lambda one: one["budget_mean_s"][term]

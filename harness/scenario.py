@@ -1,0 +1,258 @@
+"""A scenario: one frozen tree of records in base units, every file it names read and checked.
+
+``harness.scenario_file`` validates the TOML table by table without opening a path, and
+``harness.resolution`` what is written across keys; here the paths are opened, and what only the
+files can tell is checked: the right model, lengths that the profiles cover, a link that scales.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.architecture import load_architecture
+from harness.core import ScenarioError
+from harness.datafile import printable
+from harness.deployment import Deployment
+from harness.profile_file import load_profile
+from harness.resolution import (
+    check_workload,
+    resolve_deployment,
+    resolve_link,
+    synthetic,
+    traced,
+    wrong,
+)
+from harness.scenario_file import ScenarioFile, json_schema, read_scenario_file
+from harness.settings import (
+    Fabric,
+    Hardware,
+    Load,
+    Model,
+    Scale,
+    Scheduling,
+    Slo,
+    Testbed,
+    Transport,
+    Workload,
+)
+from harness.trace import read_trace
+from netem.link import LinkError, LinkSpec
+
+__all__ = [
+    "Deployment",
+    "Fabric",
+    "Hardware",
+    "Load",
+    "Model",
+    "Scale",
+    "Scenario",
+    "Scheduling",
+    "Slo",
+    "Testbed",
+    "Transport",
+    "Workload",
+    "check_scenario",
+    "deployment_gpus",
+    "json_schema",
+    "load_scenario",
+    "scenario_hash",
+    "to_manifest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All of a scenario. Dictionaries keep the order of the file."""
+
+    name: str
+    path: Path
+    model: Model
+    hardware: dict[str, Hardware]
+    workload: Workload
+    load: Load
+    slo: Slo
+    scale: Scale
+    link: LinkSpec
+    fabric: Fabric
+    scheduling: Scheduling
+    transport: Transport
+    deployments: dict[str, Deployment]
+    testbed: Testbed
+
+
+def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
+    """Read, check and resolve a scenario file; ``overrides`` are the ``KEY=VALUE`` of ``--set``.
+
+    Raises ScenarioError: one paragraph that names the file, the key and what would be right.
+    """
+    path = Path(path)
+    file = read_scenario_file(path, overrides)
+    where = f"the scenario file {path}"
+    if overrides:
+        where += f" with --set {', --set '.join(printable(flag) for flag in overrides[:4])}"
+    deployments = _deployments(file, where)
+    link = resolve_link(file.link, where)
+    check_workload(file.workload, file.load, where)
+    architecture = load_architecture(path.parent / file.model.architecture)
+    workload, load = _workload(file, path.parent)
+    scenario = Scenario(
+        name=file.name or _name_of(path),
+        path=path,
+        model=Model(architecture.name, architecture),
+        hardware=_hardware(file, path.parent),
+        workload=workload,
+        load=load,
+        slo=Slo(file.slo.tpot, file.slo.ttft),
+        scale=Scale(file.scale.time, file.scale.bytes),
+        link=link,
+        fabric=Fabric(file.fabric.rate),
+        scheduling=Scheduling(
+            admission=file.scheduling.admission,
+            ttft_source=file.scheduling.ttft_source,
+            admission_deadline_s=file.scheduling.admission_deadline,
+        ),
+        transport=Transport(
+            connections=file.transport.connections,
+            layerwise=file.transport.layerwise,
+            checksum=file.transport.checksum,
+            chunk_bytes=file.transport.chunk_bytes,
+        ),
+        deployments=deployments,
+        testbed=Testbed(
+            stream_interval_tokens=file.testbed.stream_interval_tokens,
+            link_backend=file.testbed.link_backend,
+            gateway_port=file.testbed.gateway_port,
+            request_timeout_s=file.testbed.request_timeout,
+        ),
+    )
+    check_scenario(scenario, where)
+    return scenario
+
+
+def check_scenario(scenario: Scenario, where: str) -> None:
+    """Refuse a scenario whose files do not fit it. ``where`` names it in the error."""
+    for hardware in scenario.hardware.values():
+        if hardware.profile.model != scenario.model.name:
+            raise wrong(
+                f"hardware.{hardware.name}.profile",
+                where,
+                f"the profile {hardware.profile.path} is of model {hardware.profile.model!r}, but "
+                f"the architecture {scenario.model.architecture.path} is of "
+                f"{scenario.model.name!r}; name files of one model",
+            )
+    try:
+        scenario.link.scaled(scenario.scale.time, scenario.scale.bytes)
+    except LinkError as error:
+        raise wrong(
+            "scale", where, f"scaled by it, the link cannot be emulated: {error}"
+        ) from error
+    for deployment in scenario.deployments.values():
+        _check_coverage(scenario, deployment, where)
+
+
+def _check_coverage(scenario: Scenario, deployment: Deployment, where: str) -> None:
+    """Every hardware that prefills covers every length, since thresholds are searched over all."""
+    workload = scenario.workload
+    used = {(i.hardware, i.role): None for i in deployment.instances()}  # a dict keeps the order
+    for name, role in used:
+        profile = scenario.hardware[name].profile
+        if role == "decode":
+            longest = workload.max_tokens + workload.output_max_tokens
+            for batch, context in ((1, workload.min_tokens), (profile.decode_max_batch, longest)):
+                profile.decode_step_s(batch, context)
+            continue
+        low, high = profile.covered_tokens
+        for tokens in (workload.min_tokens, workload.max_tokens):
+            if not low <= tokens <= high:
+                raise ScenarioError(
+                    f"Deployment {deployment.name!r} of {where} prefills on hardware {name!r}, "
+                    f"whose profile file {profile.path} covers {low} to {high} new tokens, but "
+                    f"the workload can produce a prompt of {tokens} tokens; costs are not "
+                    "extrapolated. Add points to the profile, or bound the workload's lengths "
+                    "(workload.min_tokens, workload.max_tokens, or another trace)."
+                )
+
+
+def deployment_gpus(scenario: Scenario, name: str) -> dict[str, int]:
+    """GPUs of each hardware that a deployment uses."""
+    gpus: dict[str, int] = {}
+    for instance in scenario.deployments[name].instances():
+        per_instance = scenario.hardware[instance.hardware].profile.gpus_per_instance
+        gpus[instance.hardware] = gpus.get(instance.hardware, 0) + per_instance
+    return gpus
+
+
+def to_manifest(scenario: Scenario) -> dict[str, Any]:
+    """The scenario as resolved, files included, in JSON's types; keys are the records' fields."""
+    manifest = _plain(scenario)
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """SHA-256 of the scenario as resolved: of what its files hold, not of where they lie."""
+    content = _without_paths(to_manifest(scenario))
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        # Names that begin with an underscore are derived from the others.
+        names = [f.name for f in fields(value) if not f.name.startswith("_")]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _without_paths(value: object) -> object:
+    """Without ``path`` and ``trace``: the contents are there, a trace's as ``trace_sha256``."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in ("path", "trace")}
+        return {key: _without_paths(item) for key, item in kept.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    return value
+
+
+def _name_of(path: Path) -> str:
+    """The file's name as far as it can name a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:64] or "scenario"
+
+
+def _deployments(file: ScenarioFile, where: str) -> dict[str, Deployment]:
+    for name in file.hardware:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            why = "hardware is named by letters, digits, '.', '_' and '-', at most 64 of them"
+            raise wrong(f"hardware.{printable(name)}", where, why)
+    return {
+        name: resolve_deployment(name, table, list(file.hardware), where)
+        for name, table in file.deployments.items()
+    }
+
+
+def _hardware(file: ScenarioFile, folder: Path) -> dict[str, Hardware]:
+    return {
+        name: Hardware(
+            name=name,
+            profile=load_profile(folder / table.profile),
+            price_usd_per_gpu_hour=table.price_usd_per_gpu_hour,
+            relative_price=table.relative_price,
+        )
+        for name, table in file.hardware.items()
+    }
+
+
+def _workload(file: ScenarioFile, folder: Path) -> tuple[Workload, Load]:
+    if file.workload.trace is None:
+        return synthetic(file.workload, file.load)
+    trace = read_trace(folder / file.workload.trace, file.workload.trace_format)
+    load = file.load
+    return traced(trace, file.workload.rate_scale, load.duration, load.num_requests, load.seed)

@@ -1,0 +1,272 @@
+"""The TOML form of a scenario: its keys, units and defaults, and ``--set`` overrides.
+
+Quantities with a unit are text ("100gbit", "0.8ms", "0.1%", "256KiB") and become base units here.
+A key that is not listed is an error that names the nearest one. No path is opened here except the
+scenario file itself. Defaults live in these classes and nowhere else.
+"""
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import WithJsonSchema as JsonSchema
+
+from harness.core import ScenarioError
+from harness.datafile import explain, printable, read_text_file
+from netem.units import (
+    parse_duration_s,
+    parse_fraction,
+    parse_rate_bytes_per_s,
+    parse_size_bytes,
+)
+
+MAX_REQUESTS = 1_000_000
+MAX_OVERRIDES = 1000
+
+
+def _text(parse: Callable[[str], float], what: str, example: str) -> tuple[Any, ...]:
+    """Annotations of a quantity written as text; ``parse`` says in its error what is right."""
+    schema = {"type": "string", "description": what, "examples": [example]}
+    return (BeforeValidator(parse), JsonSchema(schema))
+
+
+_DURATION = _text(parse_duration_s, "a duration with its unit: ns, us, ms, s, min, h", "0.8ms")
+_RATE = _text(parse_rate_bytes_per_s, "a rate with its unit: bit, kbit, mbit, gbit, tbit", "1gbit")
+_FRACTION = _text(parse_fraction, "a percentage", "0.1%")
+_SIZE = _text(parse_size_bytes, "a size with its unit: B, kB, MB, GB, KiB, MiB, GiB", "64KiB")
+
+#: A year: no run is longer, and sums of durations stay finite.
+_MAX_S = 3.2e7
+# The bounds come first so that the parser, a before-validator, runs before them.
+Duration = Annotated[float, Field(ge=0, le=_MAX_S), *_DURATION]
+PositiveDuration = Annotated[float, Field(gt=0, le=_MAX_S), *_DURATION]
+StateDuration = Annotated[float, Field(ge=1e-3, le=_MAX_S), *_DURATION]
+Rate = Annotated[float, Field(ge=125, le=1e18), *_RATE]
+Loss = Annotated[float, Field(ge=0, lt=1), *_FRACTION]
+ChunkSize = Annotated[int, Field(ge=1024, le=64 * 1024 * 1024), *_SIZE]
+
+PathText = Annotated[str, Field(min_length=1, max_length=4096)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Tokens = Annotated[int, Field(ge=1, le=2**24)]
+Count = Annotated[int, Field(ge=0, le=1000)]
+Price = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelTable(_Table):
+    architecture: PathText
+    """Architecture file (JSON), relative to the scenario file."""
+
+
+class HardwareTable(_Table):
+    profile: PathText
+    """Profile file (JSON), relative to the scenario file."""
+    price_usd_per_gpu_hour: Price | None = None
+    relative_price: Price | None = None
+    """Price per GPU in any unit, where none in USD is known; only ratios count."""
+
+
+class WorkloadTable(_Table):
+    """Either log-normal lengths (``mu`` to ``output_tokens``) or a ``trace``."""
+
+    mu: Annotated[float, Field(ge=-50, le=50)] | None = None
+    """Mean of ln(prompt tokens), before truncation."""
+    sigma: Annotated[float, Field(ge=0, le=20)] | None = None
+    """Standard deviation of ln(prompt tokens), before truncation."""
+    min_tokens: Tokens | None = None
+    max_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    """Output length, or its mean where output_sigma is given."""
+    output_sigma: Annotated[float, Field(gt=0, le=20)] | None = None
+    """Output lengths are log-normal, cut to output_min_tokens..output_max_tokens."""
+    output_min_tokens: Tokens | None = None
+    output_max_tokens: Tokens | None = None
+    arrivals: Literal["gamma", "on_off"] = "gamma"
+    """gamma: renewals. on_off: the same, with a rate that alternates between two states."""
+    cv: Annotated[float, Field(ge=0, le=20)] = 1.0
+    """Coefficient of variation of the interarrival times; 1 is Poisson."""
+    on_duration: StateDuration | None = None
+    """Mean of the exponential time in the on state."""
+    off_duration: StateDuration | None = None
+    on_rate_multiple: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Rate in the on state over the mean rate; the off rate follows from the mean."""
+    trace: PathText | None = None
+    """Trace file, relative to the scenario file; replaces the lengths and the arrivals."""
+    trace_format: Literal["mooncake", "azure"] | None = None
+    rate_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Multiplies the arrival rate, of a trace too, and keeps the shape of its bursts."""
+
+
+class LoadTable(_Table):
+    rate_req_per_s: Annotated[float, Field(gt=0, le=1e5)] | None = None
+    num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    duration: PositiveDuration | None = None
+    """Bounds the run by time (trace time for a trace); num_requests then has no effect."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class SloTable(_Table):
+    tpot: PositiveDuration
+    """Time per output token, (t_last - t_first) / (n - 1)."""
+    ttft: PositiveDuration | None = None
+
+
+class ScaleTable(_Table):
+    time: Annotated[float, Field(ge=1, le=1000)] = 10.0
+    """Wall seconds = scenario seconds / time."""
+    bytes: Annotated[float, Field(ge=1, le=1e6)] = 1000.0
+    """Wire bytes = KV bytes / bytes."""
+
+
+class LinkTable(_Table):
+    """A named profile, or ``rate`` and ``rtt``; keys beside a profile replace its values."""
+
+    profile: Name | None = None
+    rate: Rate | None = None
+    rtt: Duration | None = None
+    """Round trip; each direction delays by half of it."""
+    jitter: Duration | None = None
+    loss: Loss | None = None
+    limit_packets: Annotated[int, Field(ge=1, lt=2**32)] | None = None
+
+
+class FabricTable(_Table):
+    rate: Rate = Field(default="400gbit", validate_default=True)
+    """Rate of the network inside a cluster, per sending instance."""
+
+
+class SchedulingTable(_Table):
+    admission: Literal["push_then_admit", "reserve_first"] = "push_then_admit"
+    """When decode reserves KV: after it has landed, or before prefill starts."""
+    ttft_source: Literal["decode", "prefill"] = "decode"
+    """Who sends the first token to the client."""
+    admission_deadline: PositiveDuration = Field(default="60s", validate_default=True)
+    """A request that waits longer for a decode slot fails."""
+
+
+class TransportTable(_Table):
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    layerwise: bool = True
+    """KV leaves layer by layer during prefill, not all at its end."""
+    checksum: bool = True
+    chunk_bytes: ChunkSize = Field(default="256KiB", validate_default=True)
+    """Bytes of one frame, on the wire."""
+
+
+class DeploymentTable(_Table):
+    threshold_tokens: Annotated[int, Field(ge=0, le=2**24)] | None = None
+    """Longer prompts are prefilled by PrfaaS (t)."""
+    num_prfaas: Count = 0
+    num_prefill: Count = 0
+    num_decode: Count
+    prfaas_hardware: Name | None = None
+    pd_hardware: Name
+
+
+class TestbedTable(_Table):
+    stream_interval_tokens: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Tokens put together in one streamed chunk, after the second token."""
+    link_backend: Literal["auto", "netem", "forwarder", "relay"] = "auto"
+    gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 picks a free port."""
+    request_timeout: PositiveDuration = Field(default="600s", validate_default=True)
+    """In scenario time, like every duration here."""
+
+
+class ScenarioFile(_Table):
+    """A whole scenario file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    model: ModelTable
+    hardware: Annotated[dict[str, HardwareTable], Field(min_length=1, max_length=16)]
+    workload: WorkloadTable
+    load: LoadTable
+    slo: SloTable
+    scale: ScaleTable = Field(default_factory=ScaleTable)
+    link: LinkTable
+    fabric: FabricTable = Field(default_factory=FabricTable)
+    scheduling: SchedulingTable = Field(default_factory=SchedulingTable)
+    transport: TransportTable = Field(default_factory=TransportTable)
+    deployments: Annotated[dict[str, DeploymentTable], Field(min_length=1, max_length=16)]
+    testbed: TestbedTable = Field(default_factory=TestbedTable)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the TOML form, for editors."""
+    schema = ScenarioFile.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:
+    """The file with ``KEY=VALUE`` overrides laid over it, validated.
+
+    Raises ScenarioError for a missing file, a TOML error (with its line), an unknown key, a wrong
+    unit or a value out of bounds; a key that came from an override is said to.
+    """
+    text = read_text_file(path, "scenario file")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"The scenario file {path} is not TOML: {error}.") from error
+    except (RecursionError, ValueError) as error:  # nested too deep; an integer of > 4300 digits
+        raise ScenarioError(f"The scenario file {path} is not usable TOML: {error}.") from error
+    flags = _override(document, overrides)
+
+    def given_by(key: str) -> str:
+        inside = [(f"{key}.", f"{name}.", flag) for name, flag in flags.items() if key]
+        found = [flag for k, name, flag in inside if k.startswith(name) or name.startswith(k)]
+        return f" (given by --set {found[-1]})" if found else ""
+
+    try:
+        return ScenarioFile.model_validate(document)
+    except ValidationError as error:
+        where = f"the scenario file {path}"
+        raise ScenarioError(explain(error, ScenarioFile, where, given_by)) from error
+
+
+def _override(document: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """Lay ``overrides`` over ``document``; returns each flag as given by its dotted key.
+
+    ``link.profile`` replaces the file's whole link, whose keys would else win over the profile's.
+    """
+    if len(overrides) > MAX_OVERRIDES:
+        raise ScenarioError(f"At most {MAX_OVERRIDES} --set flags are read, not {len(overrides)}.")
+    if any(flag.partition("=")[0].strip() == "link.profile" for flag in overrides):
+        document["link"] = {}
+    flags: dict[str, str] = {}
+    for flag in overrides:
+        key, separator, value = flag.partition("=")
+        steps = [step.strip() for step in key.split(".")]
+        if not separator or not all(steps):
+            raise ScenarioError(
+                f"--set {printable(flag)!r} is not KEY=VALUE with a dotted key, for example "
+                "--set workload.cv=2."
+            )
+        table = document
+        for depth, step in enumerate(steps[:-1], start=1):
+            inner = table.setdefault(step, {})
+            if not isinstance(inner, dict):
+                raise ScenarioError(
+                    f"--set {printable(flag)}: {printable('.'.join(steps[:depth]))!r} is a value, "
+                    f"not a table, so it holds no key {printable(steps[depth])!r}."
+                )
+            table = inner
+        table[steps[-1]] = _value(value)
+        flags[".".join(steps)] = printable(flag)
+    return flags
+
+
+def _value(text: str) -> Any:  # Any: whatever TOML can hold
+    """``text`` as a TOML value, else as the string it is."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (RecursionError, ValueError):  # TOMLDecodeError is a ValueError
+        return text.strip()
+    return parsed["value"] if len(parsed) == 1 else text.strip()

@@ -1,0 +1,1 @@
+"""Decisions: no clock, no socket, no global RNG."""

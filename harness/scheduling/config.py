@@ -1,0 +1,89 @@
+"""The scheduler's configuration, read off a scenario and one of its deployments.
+
+Expected exposed transfer of a request alone on its path (seconds after the end of prefill):
+
+    layer-wise:  max(b_last / R, S_kv / R - T_prefill (L - 1) / L) + delay
+    at the end:  S_kv / R + delay
+
+with L layers, b_last bytes in the last one and R the path's rate: either the last layer is all that
+is left, or the path has been busy since the first layer was ready. It equals the queue of
+``harness.kv_path`` for layers of one size and only guides the choice of a decode instance.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from harness.architecture import Architecture
+from harness.deployment import Deployment
+from harness.scenario import Scenario
+from harness.scheduling.scheduler import SchedulerConfig, no_transfer
+
+
+def decode_step_s(scenario: Scenario, deployment: Deployment) -> float:
+    """T_decode of a full batch: one step time for a whole run, as in Eq. 5 of the paper.
+
+    The context is the middle of the workload's range of lengths, which for skewed lengths is above
+    their mean and so errs on the slow side.
+    """
+    profile = scenario.hardware[deployment.pd_hardware].profile
+    workload = scenario.workload
+    context_tokens = (workload.min_tokens + workload.max_tokens + workload.output_tokens) / 2
+    return profile.decode_step_s(profile.decode_max_batch, context_tokens)
+
+
+def kv_bytes_function(architecture: Architecture) -> Callable[[int], int]:
+    """S_kv(tokens) in O(kinds of layer), for callers that ask for every request."""
+    counts = tuple(Counter(architecture.layers).items())
+    return lambda tokens: sum(count * layer.kv_bytes(tokens) for layer, count in counts)
+
+
+def transfer_tail_function(
+    architecture: Architecture,
+    *,
+    layerwise: bool,
+    link_bytes_per_s: float,
+    fabric_bytes_per_s: float,
+    link_delay_s: float,
+) -> Callable[[int, float, bool], float]:
+    """(input_tokens, prefill_s, crosses) -> expected exposed transfer of a request alone."""
+    layers = architecture.layers
+    total_bytes = kv_bytes_function(architecture)
+    share_before_last = (len(layers) - 1) / len(layers)
+    rates = {True: link_bytes_per_s, False: fabric_bytes_per_s}
+    delays = {True: link_delay_s, False: 0.0}
+
+    def tail_s(input_tokens: int, prefill_s: float, crosses: bool) -> float:
+        sending_s = total_bytes(input_tokens) / rates[crosses]
+        if layerwise:
+            last_s = layers[-1].kv_bytes(input_tokens) / rates[crosses]
+            sending_s = max(last_s, sending_s - prefill_s * share_before_last)
+        return sending_s + delays[crosses]
+
+    return tail_s
+
+
+def scheduler_config(
+    scenario: Scenario, deployment_name: str, *, transfer: bool = True
+) -> SchedulerConfig:
+    """Configuration of the scheduler for a deployment; without ``transfer`` KV moves in no time."""
+    deployment = scenario.deployments[deployment_name]
+    instances = deployment.instances()
+    used = {i.hardware for i in instances if i.role == "prefill"}
+    profile = scenario.hardware[deployment.pd_hardware].profile
+    tail_s = transfer_tail_function(
+        scenario.model.architecture,
+        layerwise=scenario.transport.layerwise,
+        link_bytes_per_s=scenario.link.rate_bytes_per_s,
+        fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
+        link_delay_s=scenario.link.rtt_s / 2,
+    )
+    return SchedulerConfig(
+        instances=instances,
+        prefill_s={name: scenario.hardware[name].profile.prefill_s for name in sorted(used)},
+        decode_step_s=decode_step_s(scenario, deployment),
+        decode_max_batch=profile.decode_max_batch,
+        threshold_tokens=deployment.threshold_tokens,
+        admission=scenario.scheduling.admission,
+        link_delay_s=scenario.link.rtt_s / 2 if transfer else 0.0,
+        transfer_tail_s=tail_s if transfer else no_transfer,
+    )

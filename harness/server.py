@@ -1,0 +1,62 @@
+"""HTTP servers and background tasks as things that an exit stack takes down."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from aiohttp import web
+
+from harness.core import PrfaasError
+
+#: Waiting connections; bursts of a few hundred arrive within one turn of a busy event loop.
+BACKLOG = 1024
+
+
+async def serve_http(
+    stack: AsyncExitStack,
+    application: web.Application,
+    host: str,
+    port: int,
+    blame: type[PrfaasError],
+) -> int:
+    """Serve until the stack closes; gives the port. ``blame`` is raised when it cannot listen.
+
+    A handler is cancelled when its client goes away, so that upstream work ends with it.
+    """
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    listening = _listen(host, port, blame)
+    await web.SockSite(runner, listening, backlog=BACKLOG, shutdown_timeout=1.0).start()
+    return int(listening.getsockname()[1])
+
+
+def _listen(host: str, port: int, blame: type[PrfaasError]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it: a first token must not wait for an acknowledgement.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise blame(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            "choose another port, or 0 for a free one"
+        ) from error
+    return listening
+
+
+@asynccontextmanager
+async def running(coroutine: Coroutine[object, object, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a loop in the background; a failure of it surfaces when the context ends."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error

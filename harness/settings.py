@@ -1,0 +1,122 @@
+"""The records a scenario is made of, as resolved: base units, files read, no defaults.
+
+Times are scenario seconds, sizes scenario bytes; ``Scale`` gives wall time and wire bytes. The TOML
+form, where units and defaults live, is ``harness.scenario_file``.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from harness.architecture import Architecture
+from harness.profile import Profile
+from harness.trace import TraceFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model that is served; its name is the architecture file's."""
+
+    name: str
+    architecture: Architecture
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One kind of instance; ``relative_price`` is per GPU, where no price in USD is known."""
+
+    name: str
+    profile: Profile
+    price_usd_per_gpu_hour: float | None
+    relative_price: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What requests look like and how they arrive.
+
+    With a ``trace``, ``mu`` and ``sigma`` are None, the bounds are what the replayed part holds,
+    ``output_tokens`` is its rounded mean, and arrivals and ``cv`` mean nothing. Without
+    ``output_sigma`` every output has ``output_tokens`` tokens. ``rate_scale`` is already in
+    ``Load.rate_req_per_s``.
+    """
+
+    mu: float | None
+    sigma: float | None
+    min_tokens: int
+    max_tokens: int
+    output_tokens: int
+    output_sigma: float | None
+    output_min_tokens: int
+    output_max_tokens: int
+    arrivals: Literal["gamma", "on_off"]
+    cv: float
+    on_duration_s: float | None
+    off_duration_s: float | None
+    on_rate_multiple: float | None
+    trace: Path | None
+    trace_format: TraceFormat | None
+    trace_sha256: str | None
+    rate_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Offered load; for a trace ``rate_req_per_s`` is the mean rate of the replayed part.
+
+    ``duration_s``, where given, bounds a synthetic run instead of ``num_requests``. Of a trace it
+    takes the first seconds of trace time, that is, before ``rate_scale`` compresses them.
+    """
+
+    rate_req_per_s: float
+    num_requests: int | None
+    duration_s: float | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    tpot_s: float
+    ttft_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """wall seconds = scenario seconds / time; wire bytes = KV bytes / bytes."""
+
+    time: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The network inside a cluster, per sending instance."""
+
+    rate_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    admission: Literal["push_then_admit", "reserve_first"]
+    ttft_source: Literal["decode", "prefill"]
+    admission_deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """KV transfer. ``chunk_bytes`` is in wire bytes."""
+
+    connections: int
+    layerwise: bool
+    checksum: bool
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Testbed:
+    """How the live run is built. ``request_timeout_s`` is scenario time like every ``_s``."""
+
+    stream_interval_tokens: int
+    link_backend: Literal["auto", "netem", "forwarder", "relay"]
+    gateway_port: int
+    request_timeout_s: float

@@ -1,0 +1,1 @@
+"""Context managers that bring up engines, link and load, and take them down."""

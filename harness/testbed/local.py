@@ -1,0 +1,256 @@
+"""The local testbed: one deployment live on this machine, its two clusters joined by the link.
+
+The PD worker, the gateway and the load run at the link's near site, the PrfaaS worker at the far
+site. Whatever one site wants of the other goes by ``link.expose``: KV, registrations and prompts
+all cross the shaped link; what stays inside a cluster does not.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from harness.core import PD, PRFAAS, EngineError, Instance, LoadError
+from harness.deployment import Deployment
+from harness.engine.config import EngineConfig, InstanceConfig
+from harness.gateway.config import GatewayConfig, WorkerAddress
+from harness.load.plan import Plan, write_plan
+from harness.run_directory import Cell, RunDirectory
+from harness.scenario import Scenario
+from harness.scheduling.config import decode_step_s
+from harness.testbed.children import Child, Children
+from harness.testbed.sampler import LinkSampler
+from netem.testlink import Site, TestLink
+
+READY_TIMEOUT_S = 60.0
+#: From the order to start until the first planned instant, so that no process is late for it.
+LEAD_S = 0.5
+SAMPLE_PERIOD_WALL_S = 0.1
+
+Progress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What the load process said at its end, and the run's planned origin."""
+
+    start_mono_ns: int
+    end_mono_ns: int
+    completed: int
+    failed: int
+    unsent: int
+
+
+class LocalTestbed:
+    """Context manager: the workers and the gateway of one deployment are up while it is open."""
+
+    def __init__(
+        self, scenario: Scenario, deployment: Deployment, run: RunDirectory, cell: Cell, link: TestLink
+    ) -> None:
+        self._scenario = scenario
+        self._deployment = deployment
+        self._run = run
+        self._cell = cell
+        self._link = link
+        self._children = Children()
+        self._secret_hex = secrets.token_hex(32)
+        self._worker_key = secrets.token_urlsafe(24)
+        self._gateway: Child | None = None
+        self.gateway_port = 0
+
+    def __enter__(self) -> Self:
+        self._run.cell_path(self._cell).mkdir(parents=True, exist_ok=True)
+        try:
+            self._open()
+        except BaseException:
+            self._children.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._children.__exit__(kind, error, trace)
+
+    def _open(self) -> None:
+        instances = self._deployment.instances()
+        by_cluster = {
+            cluster: [i for i in instances if i.cluster == cluster] for cluster in (PD, PRFAAS)
+        }
+        workers = {
+            cluster: self._start_worker(cluster, members)
+            for cluster, members in by_cluster.items()
+            if members
+        }
+        ready = {
+            cluster: self._children.wait_for(worker, "ready", READY_TIMEOUT_S)
+            for cluster, worker in workers.items()
+        }
+        addresses = {
+            instance.name: self._near_view(instance, int(ready[instance.cluster]["ports"][instance.name]))
+            for instance in instances
+        }
+        kv_routes: dict[str, tuple[str, int]] = {}
+        if PRFAAS in workers:
+            kv = self._link.expose(self._link.near, int(ready[PD]["kv_port"]))
+            kv_routes = {
+                f"{host}:{port}": kv
+                for name, (host, port) in addresses.items()
+                if name.startswith(PRFAAS)
+            }
+        for worker in workers.values():
+            worker.tell({"kv_routes": kv_routes})
+            self._children.wait_for(worker, "routed", READY_TIMEOUT_S)
+        self._gateway = self._start_gateway(instances, addresses)
+        port = self._children.wait_for(self._gateway, "ready", READY_TIMEOUT_S)["port"]
+        self.gateway_port = int(port)
+
+    def _near_view(self, instance: Instance, port: int) -> tuple[str, int]:
+        if instance.cluster == PRFAAS:
+            return self._link.expose(self._link.far, port)
+        return self._link.near.address, port
+
+    def _spool(self, name: str) -> str:
+        return str(self._run.spool_path(self._cell, name).absolute())
+
+    def _log(self, name: str) -> Path:
+        return self._run.cell_path(self._cell) / f"{name}.log"
+
+    def _profile_paths(self) -> dict[str, str]:
+        return {
+            name: str(hardware.profile.path.absolute())
+            for name, hardware in self._scenario.hardware.items()
+        }
+
+    def _start_worker(self, cluster: str, instances: list[Instance]) -> Child:
+        scenario, scale = self._scenario, self._scenario.scale
+        site = self._link.far if cluster == PRFAAS else self._link.near
+        # Inside the PD cluster KV goes over the fabric, whose rate is each sender's own NIC.
+        fabric_bytes_per_s = scenario.fabric.rate_bytes_per_s * scale.time / scale.bytes
+        config = EngineConfig(
+            cluster=cluster,
+            address=site.address,
+            instances=[InstanceConfig(i.name, i.role, i.hardware) for i in instances],
+            profiles=self._profile_paths(),
+            architecture=str(scenario.model.architecture.path.absolute()),
+            time_scale=scale.time,
+            byte_scale=scale.bytes,
+            seed=scenario.load.seed,
+            admission=scenario.scheduling.admission,
+            admission_deadline_s=scenario.scheduling.admission_deadline_s,
+            stream_interval_tokens=scenario.testbed.stream_interval_tokens,
+            connections=scenario.transport.connections,
+            layerwise=scenario.transport.layerwise,
+            checksum=scenario.transport.checksum,
+            chunk_bytes=scenario.transport.chunk_bytes,
+            pacing_bytes_per_s=None if cluster == PRFAAS else fabric_bytes_per_s,
+            decode_step_s=decode_step_s(scenario, self._deployment),
+            transfer_deadline_wall_s=self._timeout_wall_s(),
+            sample_period_wall_s=SAMPLE_PERIOD_WALL_S,
+            secret_hex=self._secret_hex,
+            api_key=self._worker_key,
+            engines_spool=self._spool("engines"),
+            link_spool=self._spool("link"),
+        )
+        name = f"worker-{cluster}"
+        child = self._start(name, site, ["-m", "harness.engine"])
+        child.tell(config)
+        return child
+
+    def _start(self, name: str, site: Site, arguments: list[str]) -> Child:
+        blame = LoadError if name == "load" else EngineError
+        return self._children.start(name, site.popen, arguments, self._log(name), blame)
+
+    def _start_gateway(
+        self, instances: tuple[Instance, ...], addresses: dict[str, tuple[str, int]]
+    ) -> Child:
+        scenario = self._scenario
+        config = GatewayConfig(
+            host=self._link.near.address,
+            port=scenario.testbed.gateway_port,
+            model=scenario.model.name,
+            workers=[
+                WorkerAddress(i.name, i.cluster, i.role, i.hardware, *addresses[i.name])
+                for i in instances
+            ],
+            profiles=self._profile_paths(),
+            architecture=str(scenario.model.architecture.path.absolute()),
+            threshold_tokens=self._deployment.threshold_tokens,
+            decode_hardware=self._deployment.pd_hardware,
+            decode_step_s=decode_step_s(scenario, self._deployment),
+            admission=scenario.scheduling.admission,
+            ttft_source=scenario.scheduling.ttft_source,
+            time_scale=scenario.scale.time,
+            layerwise=scenario.transport.layerwise,
+            link_bytes_per_s=scenario.link.rate_bytes_per_s,
+            fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
+            link_delay_s=self._link.applied.rtt_s * scenario.scale.time / 2,
+            request_timeout_wall_s=self._timeout_wall_s(),
+            max_in_flight=100_000,
+            worker_key=self._worker_key,
+            gateway_spool=self._spool("gateway"),
+            decisions_spool=self._spool("decisions"),
+        )
+        child = self._start("gateway", self._link.near, ["-m", "harness.gateway"])
+        child.tell(config)
+        return child
+
+    def _timeout_wall_s(self) -> float:
+        return self._scenario.testbed.request_timeout_s / self._scenario.scale.time
+
+    def replay(self, salt: str, progress: Progress, started: Callable[[int], None]) -> LoadResult:
+        """Replay the run's schedule through the gateway; ``started`` is told the planned origin."""
+        assert self._gateway is not None
+        plan = Plan(
+            host=self._link.near.address,
+            port=self.gateway_port,
+            path="/v1/completions",
+            api_key=None,
+            model=self._scenario.model.name,
+            time_scale=self._scenario.scale.time,
+            schedule_path=str(self._run.schedule_path.absolute()),
+            spool_path=self._spool("client"),
+            salt=salt,
+            request_timeout_s=self._timeout_wall_s(),
+        )
+        plan_path = self._run.cell_path(self._cell) / "plan.json"
+        write_plan(plan, plan_path)
+        load = self._start("load", self._link.near, ["-m", "harness.load", str(plan_path)])
+        self._children.wait_for(load, "ready", READY_TIMEOUT_S)
+        with LinkSampler(self._link, Path(self._spool("link"))):
+            start_ns = time.monotonic_ns() + round(LEAD_S * 1e9)
+            started(start_ns)
+            self._gateway.tell({"start_mono_ns": start_ns})
+            load.tell({"start_mono_ns": start_ns})
+            finished = self._follow(load, progress)
+        end_ns = time.monotonic_ns()
+        self._children.stop(load)
+        return LoadResult(
+            start_ns, end_ns, finished["completed"], finished["failed"], finished["unsent"]
+        )
+
+    def _follow(self, load: Child, progress: Progress) -> dict[str, int]:
+        """Watch every child until the load has finished; one that dies ends the run."""
+        while True:
+            news = self._children.next_event(1.0)
+            if news is None:
+                continue
+            child, event = news
+            if child is load and event["event"] == "progress":
+                progress(event["sent"], event["completed"], event["failed"])
+            elif child is load and event["event"] == "finished":
+                return event
+
+
+def structure_of(config: msgspec.Struct) -> object:
+    """A configuration as plain values, without its secrets."""
+    hidden = {"secret_hex", "api_key", "worker_key"}
+    return {k: v for k, v in msgspec.structs.asdict(config).items() if k not in hidden}

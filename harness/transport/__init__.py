@@ -1,0 +1,1 @@
+"""KV transfer: sans-I/O frames, a sender and a receiver over many TCP connections."""

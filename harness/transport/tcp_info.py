@@ -1,0 +1,139 @@
+"""The kernel's view of one TCP connection, and the socket options the transport sets.
+
+``struct tcp_info`` of Linux (include/uapi/linux/tcp.h) is read with one getsockopt. Its times are
+microseconds and its delivery rate bytes per second; both are converted here. Other systems lay the
+structure out differently, so there :func:`read_tcp_info` raises and a sample carries None.
+"""
+
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.core import TransportError
+
+#: Up to tcpi_delivery_rate (kernel 4.9): 8 bytes of flags, 24 u32, 4 u64, 6 u32, 1 u64.
+_TCP_INFO = struct.Struct("=8B24I4Q6IQ")
+_UNKNOWN_U32 = 0xFFFFFFFF
+#: include/uapi/asm-generic/socket.h; the socket module does not name it.
+_SO_MAX_PACING_RATE = 47
+_HAS_TCP_INFO = sys.platform == "linux"
+
+
+class SocketLike(Protocol):
+    """What is asked of a socket: asyncio's and uvloop's stand-ins both offer it."""
+
+    def getsockopt(self, level: int, option: int, buflen: int, /) -> bytes: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """What congestion control knows. ``cwnd_packets`` counts segments of ``mss_bytes``."""
+
+    rtt_s: float
+    min_rtt_s: float | None
+    retransmits: int
+    cwnd_packets: int
+    mss_bytes: int
+    unacked_packets: int
+    lost_packets: int
+    bytes_acked: int
+    notsent_bytes: int
+    delivery_rate_bytes_per_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TcpSample:
+    """One connection at one moment. None where the system has no TCP_INFO or no value yet.
+
+    ``unsent_bytes`` is what waits in this process and in the kernel before its first transmission;
+    ``retransmits`` and ``bytes_acked`` count since the connection opened.
+    """
+
+    mono_ns: int
+    peer: str
+    connection: int
+    rtt_s: float | None
+    min_rtt_s: float | None
+    retransmits: int | None
+    cwnd: int | None
+    delivery_rate_bytes_per_s: int | None
+    bytes_acked: int | None
+    unsent_bytes: int
+
+
+def read_tcp_info(sock: SocketLike) -> TcpInfo:
+    """Read TCP_INFO of a connected socket; TransportError where there is none."""
+    if not _HAS_TCP_INFO:
+        raise TransportError(
+            f"TCP_INFO has no known layout on {sys.platform}; run on Linux for TCP samples"
+        )
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError as error:
+        raise TransportError(f"TCP_INFO of a connection could not be read: {error}") from error
+    if len(raw) < _TCP_INFO.size:
+        raise TransportError(
+            f"this kernel's TCP_INFO has {len(raw)} bytes, {_TCP_INFO.size} are needed (Linux 4.9)"
+        )
+    fields = _TCP_INFO.unpack(raw)
+    words, longs, tail = fields[8:32], fields[32:36], fields[36:43]
+    return TcpInfo(
+        rtt_s=words[15] / 1e6,
+        min_rtt_s=None if tail[3] == _UNKNOWN_U32 else tail[3] / 1e6,
+        retransmits=words[23],
+        cwnd_packets=words[18],
+        mss_bytes=words[2],
+        unacked_packets=words[4],
+        lost_packets=words[6],
+        bytes_acked=longs[2],
+        notsent_bytes=tail[2],
+        delivery_rate_bytes_per_s=tail[6] or None,
+    )
+
+
+def sample(
+    sock: SocketLike, mono_ns: int, peer: str, connection: int, queued_bytes: int
+) -> TcpSample:
+    """Sample a connection; the kernel's fields are None on systems without TCP_INFO."""
+    if not _HAS_TCP_INFO:
+        return TcpSample(
+            mono_ns, peer, connection, None, None, None, None, None, None, unsent_bytes=queued_bytes
+        )
+    info = read_tcp_info(sock)
+    return TcpSample(
+        mono_ns=mono_ns,
+        peer=peer,
+        connection=connection,
+        rtt_s=info.rtt_s,
+        min_rtt_s=info.min_rtt_s,
+        retransmits=info.retransmits,
+        cwnd=info.cwnd_packets,
+        delivery_rate_bytes_per_s=info.delivery_rate_bytes_per_s,
+        bytes_acked=info.bytes_acked,
+        unsent_bytes=info.notsent_bytes + queued_bytes,
+    )
+
+
+def set_pacing(sock: SocketLike, bytes_per_s: float) -> None:
+    """Cap the connection's own sending rate (TCP paces itself; no queueing discipline needed)."""
+    if sys.platform != "linux":
+        raise TransportError(f"pacing needs SO_MAX_PACING_RATE, which {sys.platform} lacks")
+    sock.setsockopt(
+        socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", max(1, int(bytes_per_s)))
+    )
+
+
+def tune_sender(sock: SocketLike, lowat_bytes: int, dead_after_s: float) -> None:
+    """No Nagle; at most ``lowat_bytes`` unsent in the kernel; give up on a silent peer.
+
+    A low kernel backlog keeps the choice of connection late, so that a slow connection is offered
+    less and a short transfer does not wait behind a long one. Buffer sizes are left to autotuning.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, lowat_bytes)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1e3))

@@ -1,0 +1,91 @@
+"""Offered utilisation of each stage: work that a schedule brings over what the stage can do.
+
+    prefill    sum of T_prefill / (instances x window)
+    decode     sum of (output_tokens - 1) T_decode / (slots x window)
+    link       sum of S_kv of what crosses / (rate x window)
+
+Above 1 a queue grows for as long as the load lasts; near 1 a finite run says little about it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from harness.core import PD, PRFAAS, Request, ScenarioError
+from harness.scenario import Scenario
+from harness.scheduling.config import decode_step_s, kv_bytes_function
+from harness.scheduling.router import preferred_cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """Offered work over capacity, by stage; None where the deployment has no such stage."""
+
+    prfaas_prefill: float | None
+    pd_prefill: float | None
+    pd_decode: float | None
+    link: float | None
+
+    def by_stage(self) -> dict[str, float]:
+        """The stages that there are."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def busiest(self) -> tuple[str, float]:
+        """Name and utilisation of the stage that saturates first."""
+        stages = self.by_stage()
+        name = max(stages, key=stages.__getitem__)
+        return name, stages[name]
+
+    def load_scale_for(self, max_utilisation: float) -> float:
+        """Factor on the load that would bring the busiest stage to ``max_utilisation``."""
+        return max_utilisation / self.busiest()[1]
+
+
+def window_s(scenario: Scenario, schedule: Sequence[Request]) -> float:
+    """How long the load lasts: first to last planned arrival and one mean gap more.
+
+    n arrivals span n - 1 gaps. Where they span nothing (one request, or all at one instant) it is
+    the scenario's duration, else the time that n requests take at the scenario's rate.
+    """
+    if not schedule:
+        raise ScenarioError("The schedule holds no request; raise num_requests or the duration.")
+    planned = [request.planned_s for request in schedule]
+    spread_s = max(planned) - min(planned)
+    if spread_s > 0:
+        return spread_s * len(planned) / (len(planned) - 1)
+    return scenario.load.duration_s or len(planned) / scenario.load.rate_req_per_s
+
+
+def predict_utilisation(
+    scenario: Scenario, deployment_name: str, schedule: Sequence[Request]
+) -> Utilisation:
+    """Offered utilisation of each stage of a deployment under a concrete schedule.
+
+    Every request goes where the threshold sends it, with every instance up.
+    """
+    deployment = scenario.deployments[deployment_name]
+    window = window_s(scenario, schedule)
+    instances = deployment.instances()
+    hardware = {i.cluster: i.hardware for i in instances if i.role == "prefill"}
+    count = {c: sum(i.role == "prefill" and i.cluster == c for i in instances) for c in hardware}
+    prefill_s = {c: scenario.hardware[name].profile.prefill_s for c, name in hardware.items()}
+    busy_s = dict.fromkeys(hardware, 0.0)
+    kv_bytes = kv_bytes_function(scenario.model.architecture)
+    crossing_bytes, decode_steps = 0, 0
+    for request in schedule:
+        uncached = request.input_tokens - request.cached_tokens
+        cluster = preferred_cluster(uncached, deployment.threshold_tokens, hardware)
+        busy_s[cluster] += prefill_s[cluster](uncached, request.cached_tokens)
+        crossing_bytes += kv_bytes(request.input_tokens) if cluster == PRFAAS else 0
+        decode_steps += request.output_tokens - 1
+    share = {c: busy_s[c] / (count[c] * window) for c in hardware}
+    slots = (
+        deployment.num_decode * scenario.hardware[deployment.pd_hardware].profile.decode_max_batch
+    )
+    link = crossing_bytes / (scenario.link.rate_bytes_per_s * window)
+    return Utilisation(
+        prfaas_prefill=share.get(PRFAAS),
+        pd_prefill=share.get(PD),
+        pd_decode=decode_steps * decode_step_s(scenario, deployment) / (slots * window),
+        link=link if PRFAAS in share else None,
+    )

@@ -1,0 +1,353 @@
+"""The verdict: may the run's figures be believed? (law 8 of the design: refuse to conclude)
+
+Each gate adds reasons in plain words; any reason makes the verdict ``not_supported``. Bounds on the
+machinery (send lag, residual) are wall time, since time_scale multiplies them. What is worth
+knowing but no reason to refuse (overheads, floors of the link, truncated spools) is a note.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from harness.core import Request
+from harness.records import read_notes, read_table
+from harness.run_directory import Manifest, RunDirectory, json_bytes, write_atomically
+from harness.statistics import nearest_rank
+from harness.summary import (
+    LENGTH_BINS,
+    compare,
+    completed,
+    floats,
+    length_bins,
+    present,
+    shared_blocks,
+    summarise,
+)
+
+Supported = Literal["supported", "not_supported"]
+#: Rounding a planned instant to nanoseconds, and the origin's distance from the schedule's zero.
+_PLANNED_ERROR_WALL_S = 0.001
+#: The terms of the budget, and the residual, that are the harness' own doing.
+OVERHEADS = ("send_lag", "gateway", "first_token", "return", "residual")
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """The bounds. ``residual_*``: at most 5 % of requests may leave more than either."""
+
+    min_completed: int = 300
+    send_lag_p99_wall_s: float = 0.010
+    residual_of_ttft: float = 0.02
+    residual_wall_s: float = 0.002
+    residual_share: float = 0.05
+    prefill_error: float = 0.03
+    ttft_error: float = 0.10
+    utilisation: float = 0.95
+    overhead_of_ttft: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``deployments`` holds the figures by name; ``ratios`` compares them with the first one."""
+
+    verdict: Supported
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    deployments: dict[str, dict[str, Any]]
+    ratios: dict[str, dict[str, Any]] = field(default_factory=dict)
+    blocks: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_status(self) -> int:
+        return 0 if self.verdict == "supported" else 1
+
+
+def judge(run: RunDirectory, gates: Gates | None = None) -> Verdict:
+    """Judge the run by its tables and manifest, and write ``verdict.json``."""
+    bounds = gates or Gates()
+    manifest, schedule = run.read_manifest(), run.read_schedule()
+    requests = read_table(run, "requests")
+    names = manifest.deployment_names()
+    blocks = shared_blocks(requests, manifest, len(schedule))
+    reasons = [*_run_reasons(manifest)]
+    notes = [*_run_notes(run, manifest)]
+    summaries: dict[str, dict[str, Any]] = {}
+    for name in names:
+        frame = requests[requests["deployment"] == name]
+        summary = summarise(frame, name, manifest, schedule, blocks)
+        summaries[name] = summary
+        view = _View(name, frame, summary, manifest, schedule, bounds)
+        for gate in _GATES:
+            reasons += [f"{name}: {reason}" for reason in gate(view)]
+        notes += [f"{name}: {note}" for note in _overheads(view)]
+    verdict = Verdict(
+        "not_supported" if reasons else "supported",
+        tuple(reasons),
+        tuple(notes),
+        summaries,
+        compare(requests, names, blocks),
+        {
+            "length_requests": blocks.length,
+            "resamples": _resamples(blocks),
+            "reason": blocks.reason,
+        },
+    )
+    write_atomically(run.verdict_path, json_bytes(document(run, manifest, verdict)))
+    return verdict
+
+
+def document(run: RunDirectory, manifest: Manifest, verdict: Verdict) -> dict[str, Any]:
+    """What ``--json`` prints and ``verdict.json`` holds."""
+    return {
+        "run_dir": str(run.path),
+        "verdict": verdict.verdict,
+        "reasons": list(verdict.reasons),
+        "notes": list(verdict.notes),
+        "status": manifest.status,
+        "link_backend": manifest.link_backend,
+        "time_scale": manifest.time_scale,
+        "byte_scale": manifest.byte_scale,
+        "deployments": verdict.deployments,
+        "ratios": verdict.ratios,
+        "bootstrap_blocks": verdict.blocks,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a gate looks at: one deployment."""
+
+    name: str
+    frame: pd.DataFrame
+    summary: dict[str, Any]
+    manifest: Manifest
+    schedule: tuple[Request, ...]
+    gates: Gates
+
+    @property
+    def done(self) -> pd.DataFrame:
+        return completed(self.frame)
+
+
+def _run_reasons(manifest: Manifest) -> Iterator[str]:
+    if manifest.status != "finished":
+        why = f": {manifest.error}" if manifest.error else ""
+        word = "did not end" if manifest.status == "running" else f"was {manifest.status}"
+        yield f"the run {'failed' if manifest.status == 'failed' else word}{why}"
+    if manifest.link_check is None:
+        yield "the link was not checked against what was asked for"
+    for failure in manifest.link_failures:
+        yield f"link: {failure}"
+
+
+def _run_notes(run: RunDirectory, manifest: Manifest) -> Iterator[str]:
+    yield from manifest.notes
+    for note in manifest.link_notes:
+        yield f"link: {note}"
+    met = read_notes(run)
+    for name in met.get("truncated", {}):
+        yield f"{name} ends in the middle of a line, which is left out"
+    for name in met.get("missing", ()):
+        yield f"{name} was never written"
+
+
+def _counts(view: _View) -> Iterator[str]:
+    summary = view.summary
+    repeats = sum(cell.deployment == view.name for cell in view.manifest.deployments)
+    planned = len(view.schedule) * repeats
+    accounted = summary["num_completed"] + summary["num_failed"] + summary["num_unsent"]
+    if not summary["num_planned"] == accounted == planned:
+        yield (
+            f"{planned} requests were planned but {accounted} are accounted for in "
+            f"{summary['num_planned']} rows"
+        )
+    if planned == 0:
+        yield "no request was planned"
+    if summary["num_failed"]:
+        failed = view.frame[view.frame["outcome"] == "failed"]
+        phases = failed["failure_phase"].fillna("unknown").value_counts()
+        listed = ", ".join(f"{count} in {phase}" for phase, count in phases.items())
+        first = failed.iloc[0]
+        yield (
+            f"{summary['num_failed']} of {planned} requests failed ({listed}); "
+            f"the first, {first['rid']}: {_or(first['failure_message'], 'no message')}"
+        )
+    if summary["num_unsent"]:
+        yield f"{summary['num_unsent']} of {planned} requests were never sent"
+    if planned > 0 and summary["num_completed"] < view.gates.min_completed:
+        yield (
+            f"{summary['num_completed']} requests completed; "
+            f"a claim on means takes {view.gates.min_completed}"
+        )
+
+
+def _completeness(view: _View) -> Iterator[str]:
+    done = view.done
+    wrong = (
+        done["ttft_s"].isna()
+        | (done["completion_tokens"] != done["output_tokens"]).fillna(True)
+        | (done["prompt_tokens"] != done["input_tokens"]).fillna(True)
+        | ((done["output_tokens"] > 1) & ~(done["tpot_s"] > 0)).fillna(True)
+    )
+    yield from _named(done[wrong], "completed without the tokens that were planned")
+    cached = (done["actual_cached_tokens"] != done["cached_tokens"]).fillna(True)
+    yield from _named(done[cached], "found other cached tokens than planned")
+
+
+def _load(view: _View) -> Iterator[str]:
+    lag_s = view.summary["send_lag_p99_wall_s"]
+    if lag_s is not None and lag_s > view.gates.send_lag_p99_wall_s:
+        yield (
+            f"the load generator was late: send lag p99 {1e3 * lag_s:.1f} ms of wall time, "
+            f"bound {1e3 * view.gates.send_lag_p99_wall_s:.0f} ms"
+        )
+    errors_s = np.abs(present(view.frame, "planned_error_wall_s"))
+    if len(errors_s) and errors_s.max() > _PLANNED_ERROR_WALL_S:
+        yield (
+            f"the load generator's planned times differ from the schedule by up to "
+            f"{1e3 * errors_s.max():.1f} ms of wall time"
+        )
+
+
+def _budget(view: _View) -> Iterator[str]:
+    done, gates = view.done, view.gates
+    yield from _named(done[done["residual_wall_s"].isna()], "have an incomplete TTFT budget")
+    whole = done.dropna(subset=["residual_wall_s"])
+    if whole.empty:
+        return
+    left_s = np.abs(floats(whole, "residual_wall_s"))
+    ttft_wall_s = floats(whole, "ttft_s") / view.manifest.time_scale
+    beyond = left_s > np.maximum(gates.residual_of_ttft * ttft_wall_s, gates.residual_wall_s)
+    if beyond.mean() > gates.residual_share:
+        p95_s = nearest_rank(left_s, 0.95) or 0.0
+        yield (
+            f"the TTFT budget leaves more than {100 * gates.residual_of_ttft:.0f} % of TTFT and "
+            f"{1e3 * gates.residual_wall_s:.0f} ms of wall time unexplained in "
+            f"{100 * beyond.mean():.1f} % of requests (residual p95 {1e3 * p95_s:.2f} ms wall)"
+        )
+
+
+def _kv_bytes(view: _View) -> Iterator[str]:
+    done = view.done
+    unknown = done["kv_wire_bytes_expected"].isna()
+    yield from _named(done[unknown], "have no expected KV bytes to compare with")
+    known = done[~unknown]
+    wrong = (known["kv_wire_bytes_received"] != known["kv_wire_bytes_expected"]).fillna(True)
+    for reason in _named(known[wrong], "moved other KV bytes than the model's geometry"):
+        first = known[wrong].iloc[0]
+        yield (
+            f"{reason}; {first['rid']} received {_or(first['kv_wire_bytes_received'], 'none')} "
+            f"of {first['kv_wire_bytes_expected']} wire bytes"
+        )
+
+
+def _prefill(view: _View) -> Iterator[str]:
+    table = prefill_errors(view.frame)
+    if table.empty and len(view.done):
+        yield "no prefill time can be compared with its profile"
+    for row in table.itertuples():
+        error = float(str(row.median_error))
+        if abs(error) > view.gates.prefill_error:
+            yield (
+                f"measured prefill of {row.hardware} at {row.length_bin} is "
+                f"{100 * error:+.1f} % off its profile at the median, "
+                f"bound {100 * view.gates.prefill_error:.0f} %"
+            )
+
+
+def _simulation(view: _View) -> Iterator[str]:
+    if not len(view.done):
+        return
+    yield from _named(
+        view.done[view.done["modelled_ttft_s"].isna()], "were not simulated", some="requests"
+    )
+    error = view.summary["ttft_mean_error"]
+    if error is not None and abs(error) > view.gates.ttft_error:
+        yield (
+            f"mean TTFT is {100 * error:+.1f} % off the simulation of the same schedule "
+            f"({view.summary['ttft_mean_s']:.2f} s against "
+            f"{view.summary['modelled_ttft_mean_s']:.2f} s), "
+            f"bound {100 * view.gates.ttft_error:.0f} %"
+        )
+
+
+def _utilisation(view: _View) -> Iterator[str]:
+    model = view.manifest.models.get(view.name)
+    if model is None or not model.utilisation:
+        yield "no throughput model says how busy its stages are"
+        return
+    stages = dict(model.utilisation)
+    for cluster, value in view.summary["prefill_utilisation_by_cluster"].items():
+        if value is not None:
+            stages[f"{cluster} prefill as measured"] = value
+    stage, most = max(stages.items(), key=lambda item: item[1])
+    if most > view.gates.utilisation:
+        scale = model.fitting_load_scale
+        if scale is None or scale >= 1.0:
+            scale = view.gates.utilisation / most
+        yield (
+            f"{stage} would be used at {most:.2f} of its capacity, bound "
+            f"{view.gates.utilisation:.2f}, where queues no longer settle; "
+            f"a load scaled by {scale:.3f} would fit"
+        )
+
+
+_GATES = (_counts, _completeness, _load, _budget, _kv_bytes, _prefill, _simulation, _utilisation)
+
+
+def prefill_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median of measured / profile prefill time - 1, by hardware and length bin (those with any).
+
+    Columns: hardware, length_bin, requests, median_error.
+    """
+    rows = completed(frame).dropna(subset=["prefill_s", "profile_prefill_s", "prefill_hardware"])
+    columns = ["hardware", "length_bin", "requests", "median_error"]
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    table = pd.DataFrame(
+        {
+            "hardware": rows["prefill_hardware"].astype(str),
+            "length_bin": pd.Categorical(
+                length_bins(floats(rows, "input_tokens")), categories=LENGTH_BINS, ordered=True
+            ),
+            "error": floats(rows, "prefill_s") / floats(rows, "profile_prefill_s") - 1.0,
+        }
+    )
+    grouped = table.groupby(["hardware", "length_bin"], observed=True)["error"]
+    result = grouped.agg(["size", "median"]).reset_index()
+    result.columns = pd.Index(columns)
+    result["length_bin"] = result["length_bin"].astype(str)
+    return result
+
+
+def _overheads(view: _View) -> Iterator[str]:
+    mean_ttft_s = view.summary["ttft_mean_s"]
+    if not mean_ttft_s:
+        return
+    for term in OVERHEADS:
+        spent_s = view.summary["budget_mean_s"][term]
+        if spent_s is not None and abs(spent_s) > view.gates.overhead_of_ttft * mean_ttft_s:
+            yield (
+                f"{term.replace('_', ' ')} takes {100 * spent_s / mean_ttft_s:.1f} % of mean TTFT "
+                f"({1e3 * spent_s / view.manifest.time_scale:.2f} ms of wall time, multiplied by "
+                f"the time scale)"
+            )
+
+
+def _named(rows: pd.DataFrame, what: str, some: str = "completed requests") -> Iterator[str]:
+    if rows.empty:
+        return
+    rids = ", ".join(str(rid) for rid in rows["rid"].head(3))
+    more = ", ..." if len(rows) > 3 else ""
+    yield f"{len(rows)} {some} {what} ({rids}{more})"
+
+
+def _or(value: object, otherwise: str) -> str:
+    return otherwise if value is None or value is pd.NA else str(value)
+
+
+def _resamples(blocks: Any) -> int:
+    return 0 if blocks.starts is None else int(blocks.starts.shape[0])

@@ -1,0 +1,1 @@
+"""The inter-cluster link: described, shaped, measured. Knows nothing of LLMs."""

@@ -1,0 +1,332 @@
+"""A TCP relay on loopback that delays and paces bytes: the link where nothing else can be had.
+
+    python -m netem.relay < {"rate_bytes_per_s": ..., "delay_s": ..., "limit_bytes": ...} + requests
+
+A listener stands for a server of one site as the other site sees it. All connections share one
+``DelayLine`` per direction, FIFO at chunk granularity, so they compete for the rate as they would
+on a link. Rate counts TCP payload. The relay ends TCP twice: congestion control, loss and
+reordering of a real path do not exist here, and a client sees a reset where the server refuses.
+
+Handshake: a client's own connect is local, so the relay charges it afterwards: it connects to the
+server one delay after the accept and reads the client's first bytes one round trip after it.
+
+Bounds: a direction stops reading at ``limit_bytes`` held; a connection at what is not yet taken
+by its receiver, so that one stuck receiver does not stop the others.
+
+Requests (see ``netem.control``): ``{"op": "listen", "host", "port", "server_site"}`` answers
+``{"host", "port"}``; ``{"op": "counters"}``. End of standard input ends the process.
+"""
+
+import asyncio
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from netem.delayline import DelayLine
+from netem.wakeup import wake_precisely
+
+_HOST = "127.0.0.1"
+_MAX_CHUNK_BYTES, _MIN_CHUNK_BYTES = 65536, 1448
+#: A chunk should take no longer than this to serialise, or it would stand in the others' way.
+_CHUNK_S = 0.25e-3
+_BUFFER_BYTES = 1 << 20
+#: select(2) takes descriptors below 1024 and a connection needs two.
+_MAX_CONNECTIONS, _MAX_LISTENERS = 450, 50
+_CONNECT_TIMEOUT_S = 10.0
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+#: The direction of a request and of a reply, by the site of the server.
+_TOWARDS = {"near": "far_to_near", "far": "near_to_far"}
+_AWAY_FROM = {"near": "near_to_far", "far": "far_to_near"}
+
+#: What travels: bytes, or the end of the stream, or its failure.
+Chunk = bytes | Literal["end", "reset"]
+
+
+class Direction:
+    """One direction of the link, shared by all connections."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, configuration: dict[str, Any]) -> None:
+        rate = configuration["rate_bytes_per_s"]
+        self.limit_bytes = configuration["limit_bytes"]
+        # The queue is bounded in bytes, by not reading; the line itself drops nothing.
+        self.line: DelayLine[tuple[Stream, Chunk]] = DelayLine(
+            rate, configuration["delay_s"], limit_packets=sys.maxsize
+        )
+        self.chunk_bytes = int(min(max(rate * _CHUNK_S, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES))
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[Stream] = deque()
+
+    @property
+    def full(self) -> bool:
+        return bool(self.line.held_bytes >= self.limit_bytes)
+
+    def push(self, stream: "Stream", chunk: Chunk) -> None:
+        self.line.push((stream, chunk), _payload_bytes(chunk), 1, time.monotonic())
+        if self._timer is None:
+            self._arm()
+
+    def wait_for_room(self, stream: "Stream") -> None:
+        self._waiting.append(stream)
+
+    def _arm(self) -> None:
+        arrival_s = self.line.next_arrival_s()
+        # The loop's clock is time.monotonic, as the line's is.
+        self._timer = None if arrival_s is None else self._loop.call_at(arrival_s, self._deliver)
+
+    def _deliver(self) -> None:
+        while (item := self.line.pop(time.monotonic())) is not None:
+            stream, chunk = item
+            stream.arrive(chunk)
+        for _ in range(len(self._waiting)):
+            if self.full:
+                break
+            self._waiting.popleft().find_room()
+        self._arm()
+
+
+class Stream:
+    """One direction of one connection: read at ``source``, written at ``target``."""
+
+    def __init__(self, direction: Direction, at_end: Callable[[], None]) -> None:
+        self.direction, self._at_end = direction, at_end
+        self.source: asyncio.Transport | None = None
+        self.target: asyncio.Transport | None = None
+        self.ended = False
+        self._travelling_bytes = 0
+        self._receiver_full = self._queued = False
+
+    def offer(self, chunk: Chunk) -> None:
+        """A chunk enters the link."""
+        self._travelling_bytes += _payload_bytes(chunk)
+        self.direction.push(self, chunk)
+        self.throttle()
+
+    def arrive(self, chunk: Chunk) -> None:
+        """A chunk reaches the other end."""
+        self._travelling_bytes -= _payload_bytes(chunk)
+        if self.target is not None and not self.target.is_closing():
+            if isinstance(chunk, bytes):
+                self.target.write(chunk)
+            elif chunk == "end":
+                _write_eof(self.target)
+            else:
+                _reset(self.target)
+        if chunk == "end":
+            self.ended = True
+            self._at_end()
+        self.throttle()
+
+    def receiver_is_full(self, full: bool) -> None:
+        self._receiver_full = full
+        self.throttle()
+
+    def find_room(self) -> None:
+        """The direction, for which this stream waited in line, has room."""
+        self._queued = False
+        self.throttle()
+
+    def throttle(self) -> None:
+        """Read on, or not, as the direction and the receiver allow."""
+        if self._queued or self.source is None or self.source.is_closing():
+            return
+        self._queued = self.direction.full
+        if self._queued:
+            self.direction.wait_for_room(self)
+        if self._queued or self._receiver_full:
+            self.source.pause_reading()
+        else:
+            self.source.resume_reading()
+
+
+class End(asyncio.BufferedProtocol):
+    """One socket of a relayed connection."""
+
+    def __init__(self, connection: "Connection", sends: Stream, receives: Stream) -> None:
+        self.connection, self.sends, self.receives = connection, sends, receives
+        self.transport: asyncio.Transport | None = None
+        self._buffer = memoryview(bytearray(sends.direction.chunk_bytes))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        transport.pause_reading()
+        self.transport = self.receives.target = transport
+        self.connection.opened(self)
+
+    def start_reading(self) -> None:
+        self.sends.source = self.transport
+        self.sends.throttle()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # the protocol's signature
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.sends.offer(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> bool:
+        self.sends.offer("end")
+        return True  # Half-closed: the other direction stays open.
+
+    def pause_writing(self) -> None:
+        self.receives.receiver_is_full(True)
+
+    def resume_writing(self) -> None:
+        self.receives.receiver_is_full(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # see above
+        self.connection.lost(self)
+
+
+class Connection:
+    """A client's connection and the one made for it to the server."""
+
+    def __init__(self, relay: "Relay", server_site: str, server: tuple[str, int]) -> None:
+        self.relay, self.server_address = relay, server
+        self.outward = Stream(relay.directions[_TOWARDS[server_site]], self._one_ended)
+        self.inward = Stream(relay.directions[_AWAY_FROM[server_site]], self._one_ended)
+        self.client = End(self, self.outward, self.inward)
+        self.server = End(self, self.inward, self.outward)
+
+    def opened(self, end: End) -> None:
+        if end is self.client:
+            self.relay.admit(self)
+
+    async def connect(self) -> None:
+        """The rest of the handshake: see the top of the module."""
+        delay_s = self.inward.direction.line.delay_s
+        accepted_s = time.monotonic()
+        await asyncio.sleep(delay_s)
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await self.relay.loop.create_connection(lambda: self.server, *self.server_address)
+        except OSError:  # TimeoutError is one
+            self.inward.offer("reset")
+            return
+        if self.client.transport is None or self.client.transport.is_closing():
+            assert self.server.transport is not None
+            _reset(self.server.transport)
+            return
+        self.server.start_reading()
+        await asyncio.sleep(accepted_s + 2 * delay_s - time.monotonic())
+        self.client.start_reading()
+
+    def _one_ended(self) -> None:
+        """Both halves closed is closed; what is buffered is still sent."""
+        if self.outward.ended and self.inward.ended:
+            for end in (self.client, self.server):
+                if end.transport is not None:
+                    end.transport.close()
+
+    def lost(self, end: End) -> None:
+        """A socket is gone; unless both streams had ended, the other one learns it by a reset."""
+        end.transport = None
+        if not end.receives.ended or not end.sends.ended:
+            end.sends.offer("reset")
+        if self.client.transport is None and self.server.transport is None:
+            self.relay.connections.discard(self)
+
+
+class Relay:
+    """All listeners and connections of one link."""
+
+    def __init__(self, group: asyncio.TaskGroup, configuration: dict[str, Any]) -> None:
+        self.loop = loop = asyncio.get_running_loop()
+        self._group = group
+        self.directions = {
+            name: Direction(loop, configuration) for name in ("near_to_far", "far_to_near")
+        }
+        self.connections: set[Connection] = set()
+        self._listening: dict[tuple[str, int], tuple[str, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, connection: Connection) -> None:
+        assert connection.client.transport is not None
+        if len(self.connections) >= _MAX_CONNECTIONS:
+            _reset(connection.client.transport)
+            return
+        self.connections.add(connection)
+        task = self._group.create_task(connection.connect())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request:
+            case {"op": "counters"}:
+                counters: dict[str, Any] = {
+                    n: d.line.counters() for n, d in self.directions.items()
+                }
+                return counters | {"mono_ns": time.monotonic_ns()}
+            case {"op": "listen", "host": host, "port": port, "server_site": site}:
+                if (site, port) not in self._listening and len(self._listening) >= _MAX_LISTENERS:
+                    return {"error": f"more than {_MAX_LISTENERS} servers exposed"}
+                if (site, port) not in self._listening:
+                    listener = await self.loop.create_server(
+                        lambda: Connection(self, site, (host, port)).client, _HOST, 0
+                    )
+                    self._listening[site, port] = listener.sockets[0].getsockname()[:2]
+                address, listening_port = self._listening[site, port]
+                return {"host": address, "port": listening_port}
+        return {"error": f"unknown request {request!r}"}
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+async def serve(configuration: dict[str, Any], priority: str) -> None:
+    """Answer requests until standard input ends."""
+    requests = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(requests), sys.stdin
+    )
+    # An unexpected error in any connection ends the group, the process and the silence.
+    async with asyncio.TaskGroup() as group:
+        relay = Relay(group, configuration)
+        print(json.dumps({"event": "ready", "priority": priority}), flush=True)
+        while line := await requests.readline():
+            print(json.dumps(await relay.answer(json.loads(line))), flush=True)
+        relay.close()
+
+
+def _payload_bytes(chunk: Chunk) -> int:
+    return len(chunk) if isinstance(chunk, bytes) else 0
+
+
+def _write_eof(transport: asyncio.Transport) -> None:
+    try:
+        transport.write_eof()
+    except OSError:
+        _reset(transport)  # the peer had reset the connection and the loop has yet to see it
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close at once with a TCP reset."""
+    transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
+    )
+    transport.abort()
+
+
+def _precise_loop() -> asyncio.AbstractEventLoop:
+    """select(2) sleeps to the microsecond; epoll, asyncio's default, rounds up to 1 ms."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+def main() -> None:
+    # Unbuffered, so that the event loop finds the requests that follow on the pipe itself.
+    configuration = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
+    with asyncio.Runner(loop_factory=_precise_loop) as runner:
+        runner.run(serve(configuration, wake_precisely()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The netem backend: two sites and two routers between them, four anonymous namespaces.
+
+    near -- A == B -- far
+
+A packet from near meets the bottleneck where A sends to B (rate, queue limit, loss) and travels
+where B sends to far (delay, jitter); the other way round for far. Two hops, because a netem with
+both lets the wait in its queue count towards the delay, which no real path does. Shaping in
+routers rather than at the senders leaves TCP's own queue limits in force there. The travelling
+hop also has a rate, ten times the link's: without one, jitter would reorder packets.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyroute2 import IPRoute
+
+from netem.link import MTU_BYTES, LinkSpec
+from netem.namespace import (
+    Namespace,
+    allow_window,
+    congestion_control,
+    namespace,
+    set_address,
+)
+from netem.qdisc import Netem, QdiscCounters, add_netem, read_counters
+from netem.site import DirectionCounters, LinkCounters, Site
+
+_PREFIX_LENGTH = 24
+_NEAR, _A_NEAR = "10.80.0.1", "10.80.0.2"
+_A_MIDDLE, _B_MIDDLE = "10.80.1.1", "10.80.1.2"
+_B_FAR, _FAR = "10.80.2.1", "10.80.2.2"
+_NEAR_NET, _FAR_NET = "10.80.0.0/24", "10.80.2.0/24"
+#: Interface names: each namespace calls an interface after what it leads to.
+_TO_NEAR, _TO_FAR, _TO_ROUTER = "near", "far", "router"
+#: Up to here two cores forward MTU-sized packets with ease; beyond, offload packets must do.
+_PER_PACKET_RATE_BYTES_PER_S = 2.5e9 / 8
+_TRAVEL_RATE_FACTOR = 10
+_MAX_RATE = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class RoutedPath:
+    applied: LinkSpec
+    notes: tuple[str, ...]
+    near: Site
+    far: Site
+    a: Namespace
+    b: Namespace
+
+    def expose(self, site: Site, port: int) -> tuple[str, int]:
+        return site.address, port
+
+    def counters(self) -> LinkCounters:
+        a_near, a_far = self.a.run(lambda: read_counters(_TO_NEAR, _TO_FAR))
+        b_near, b_far = self.b.run(lambda: read_counters(_TO_NEAR, _TO_FAR))
+        return LinkCounters(
+            time.monotonic_ns(), _direction(a_far, b_far), _direction(b_near, a_near)
+        )
+
+
+@contextmanager
+def open_netem(spec: LinkSpec) -> Iterator[RoutedPath]:
+    """The namespaces and their qdiscs. LinkError names the capability or module lacking."""
+    per_packet = spec.loss > 0 or spec.rate_bytes_per_s <= _PER_PACKET_RATE_BYTES_PER_S
+    applied = replace(
+        spec,
+        rate_bytes_per_s=float(round(spec.rate_bytes_per_s)),
+        rtt_s=2 * round(spec.one_way_s * 1e9) / 1e9,
+    )
+    notes = ["the bottleneck and the delay are two netem hops in two router namespaces"]
+    if not per_packet:
+        notes.append(
+            "segmentation offload is on at this rate: the queue limit counts packets of up to 64 kB"
+        )
+    with ExitStack() as stack:
+        near, a, b, far = (stack.enter_context(namespace()) for _ in range(4))
+        _wire(near, _TO_ROUTER, _NEAR, a, _TO_NEAR, _A_NEAR)
+        _wire(a, _TO_FAR, _A_MIDDLE, b, _TO_NEAR, _B_MIDDLE)
+        _wire(b, _TO_FAR, _B_FAR, far, _TO_ROUTER, _FAR)
+        _shape(a, b, applied)
+        near.run(lambda: _route("0.0.0.0/0", _A_NEAR))
+        far.run(lambda: _route("0.0.0.0/0", _B_FAR))
+        a.run(lambda: _forward(_FAR_NET, _B_MIDDLE))
+        b.run(lambda: _forward(_NEAR_NET, _A_MIDDLE))
+        for place in (near, far):
+            place.run(lambda: _prepare_host(applied, per_packet))
+        notes.append(f"TCP congestion control is {near.run(congestion_control)}")
+        yield RoutedPath(
+            applied,
+            tuple(notes),
+            Site("near", _NEAR, near.popen),
+            Site("far", _FAR, far.popen),
+            a,
+            b,
+        )
+
+
+def _shape(a: Namespace, b: Namespace, applied: LinkSpec) -> None:
+    rate = round(applied.rate_bytes_per_s)
+    bottleneck = Netem(
+        limit_packets=applied.queue_packets, loss=applied.loss, rate_bytes_per_s=rate
+    )
+    travel = Netem(
+        # Never the hop that drops: what one way holds is a third of this (see queue_packets).
+        limit_packets=max(
+            applied.queue_packets, replace(applied, limit_packets=None).queue_packets
+        ),
+        delay_ns=round(applied.one_way_s * 1e9),
+        jitter_ns=round(applied.jitter_s * 1e9),
+        rate_bytes_per_s=min(_TRAVEL_RATE_FACTOR * rate, _MAX_RATE),
+    )
+    a.run(lambda: add_netem(_TO_FAR, bottleneck))
+    a.run(lambda: add_netem(_TO_NEAR, travel))
+    b.run(lambda: add_netem(_TO_NEAR, bottleneck))
+    b.run(lambda: add_netem(_TO_FAR, travel))
+
+
+def _wire(
+    left: Namespace, left_name: str, left_address: str,
+    right: Namespace, right_name: str, right_address: str,
+) -> None:  # fmt: skip
+    """A veth pair between two namespaces, both ends up and addressed."""
+
+    def add() -> None:
+        with IPRoute() as route:
+            peer = {"ifname": right_name, "net_ns_fd": right.descriptor, "mtu": MTU_BYTES}
+            route.link("add", ifname=left_name, kind="veth", mtu=MTU_BYTES, peer=peer)
+        set_address(left_name, left_address, _PREFIX_LENGTH)
+
+    left.run(add)
+    right.run(lambda: set_address(right_name, right_address, _PREFIX_LENGTH))
+
+
+def _route(destination: str, gateway: str) -> None:
+    with IPRoute() as route:
+        route.route("add", dst=destination, gateway=gateway)
+
+
+def _forward(destination: str, gateway: str) -> None:
+    _route(destination, gateway)
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+def _prepare_host(applied: LinkSpec, per_packet: bool) -> None:
+    if per_packet:
+        # One loss draw and one queue place per offload packet would be up to 45 times too mild.
+        with IPRoute() as route:
+            (index,) = route.link_lookup(ifname=_TO_ROUTER)
+            route.link("set", index=index, gso_max_segs=1)
+    allow_window(applied.bdp_bytes)
+
+
+def _direction(bottleneck: QdiscCounters, travel: QdiscCounters) -> DirectionCounters:
+    return DirectionCounters(
+        bytes=travel.ip_bytes,
+        packets=travel.packets,
+        dropped=bottleneck.dropped + travel.dropped,
+        queued_bytes=bottleneck.backlog_bytes + travel.backlog_bytes,
+    )

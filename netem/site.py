@@ -1,0 +1,82 @@
+"""The two ends of a link, what crossed it, and the seam between the link and its backends.
+
+``near`` is where requests arrive, ``far`` is the other place. A server of a site binds to
+``site.address``; the other site reaches it where ``expose`` says. Traffic inside a site does not
+touch the link.
+"""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from netem.link import LinkSpec
+
+SiteName = Literal["near", "far"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One end. ``popen`` takes what ``subprocess.Popen`` takes; the caller owns the process.
+
+    A process still running inside when the link closes stays alive, without a network.
+    """
+
+    name: SiteName
+    address: str
+    popen: Callable[..., "subprocess.Popen[Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionCounters:
+    """One direction since the start: what arrived, what was dropped, what is held now.
+
+    Packets are MTU-sized IP packets and bytes are IP bytes, except on the relay, where packets
+    are chunks and bytes are TCP payload.
+    """
+
+    bytes: int
+    packets: int
+    dropped: int
+    queued_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCounters:
+    """Both directions at ``mono_ns``."""
+
+    mono_ns: int
+    near_to_far: DirectionCounters
+    far_to_near: DirectionCounters
+
+
+class Path(Protocol):
+    """What a backend gives: two sites and a shaped way between them.
+
+    ``applied`` is what runs, which may be less than what was asked for; ``notes`` says why.
+    """
+
+    @property
+    def applied(self) -> LinkSpec: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def near(self) -> Site: ...
+
+    @property
+    def far(self) -> Site: ...
+
+    def expose(self, site: Site, port: int) -> tuple[str, int]: ...
+
+    def counters(self) -> LinkCounters: ...
+
+
+def counters_from_answer(answer: dict[str, Any]) -> LinkCounters:
+    """The counters a helper process reports."""
+    return LinkCounters(
+        answer["mono_ns"],
+        DirectionCounters(**answer["near_to_far"]),
+        DirectionCounters(**answer["far_to_near"]),
+    )

@@ -1,0 +1,123 @@
+"""The link under test: opened on the best backend the machine can give, measured, counted.
+
+Order: tc-netem between namespaces; the packet forwarder over TUN between namespaces; the TCP
+relay. The first that can be built is used, and the link's notes say why a better one was not.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from pyroute2.netlink.exceptions import NetlinkError
+
+from netem.check import FLOWS, LinkCheck, link_failures, measure_path
+from netem.link import LinkError, LinkSpec
+from netem.relayed import open_relay
+from netem.routed import open_netem
+from netem.site import LinkCounters, Path, Site, SiteName
+from netem.tunnelled import open_forwarder
+
+__all__ = [
+    "BackendName",
+    "LinkCheck",
+    "LinkCounters",
+    "LinkError",
+    "LinkSpec",
+    "Site",
+    "SiteName",
+    "OpenLink",
+    "link_failures",
+    "open_link",
+]
+
+BackendName = Literal["netem", "forwarder", "relay"]
+
+Opener = Callable[[LinkSpec], AbstractContextManager[Path]]
+
+#: Best first.
+_BACKENDS: dict[BackendName, Opener] = {
+    "netem": open_netem,
+    "forwarder": open_forwarder,
+    "relay": open_relay,
+}
+
+
+@dataclass(frozen=True)
+class OpenLink:
+    """An open link. ``notes`` says where and why what runs departs from ``spec``."""
+
+    spec: LinkSpec
+    backend: BackendName
+    notes: tuple[str, ...]
+    path: Path
+
+    @property
+    def applied(self) -> LinkSpec:
+        return self.path.applied
+
+    @property
+    def near(self) -> Site:
+        return self.path.near
+
+    @property
+    def far(self) -> Site:
+        return self.path.far
+
+    def expose(self, site: Site, port: int) -> tuple[str, int]:
+        """Where the other site reaches a server that listens on ``(site.address, port)``."""
+        return self.path.expose(site, port)
+
+    def counters(self) -> LinkCounters:
+        """Totals since the link was opened, the probes of ``verify`` included."""
+        return self.path.counters()
+
+    def verify(self, flows: int = FLOWS) -> LinkCheck:
+        """Measure round trip and rates with processes in both sites (about 3 s)."""
+        return measure_path(self.path, flows)
+
+
+@contextmanager
+def open_link(
+    spec: LinkSpec, backend: Literal["auto"] | BackendName = "auto"
+) -> Iterator[OpenLink]:
+    """Build the link; everything is gone when the context ends, or the process.
+
+    LinkError when it cannot be built: the message says what the machine lacks.
+    """
+    notes: list[str] = list(spec.not_applied)
+    with ExitStack() as stack:
+        if backend == "auto":
+            chosen, path = _best(spec, stack, notes)
+        else:
+            chosen, path = backend, _asked_for(spec, backend, stack)
+        yield OpenLink(spec, chosen, (*notes, *path.notes), path)
+
+
+def _best(spec: LinkSpec, stack: ExitStack, notes: list[str]) -> tuple[BackendName, Path]:
+    for name, opener in _BACKENDS.items():
+        try:
+            return name, _enter(opener, spec, stack)
+        except LinkError as error:
+            notes.append(f"{name} is not used: {error}")
+    raise LinkError("no backend can build this link: " + "; ".join(notes))
+
+
+def _enter(opener: Opener, spec: LinkSpec, stack: ExitStack) -> Path:
+    """Build; what the system refuses on the way, whatever it is, makes the backend unusable."""
+    try:
+        return stack.enter_context(opener(spec))
+    except (OSError, NetlinkError) as error:
+        raise LinkError(f"the system refused a step of setting it up: {error}") from error
+
+
+def _asked_for(spec: LinkSpec, backend: BackendName, stack: ExitStack) -> Path:
+    if backend not in _BACKENDS:
+        raise LinkError(f"there is no link backend {backend!r}; one of {', '.join(_BACKENDS)}")
+    try:
+        return _enter(_BACKENDS[backend], spec, stack)
+    except LinkError as error:
+        names = list(_BACKENDS)
+        weaker = names[names.index(backend) + 1 :]
+        advice = f"; auto would try {' and then '.join(weaker)}" if weaker else ""
+        raise LinkError(f"the {backend} backend cannot build the link: {error}{advice}") from error

@@ -1,0 +1,42 @@
+"""Sessions: ``bench-prfaas`` (the main job), ``tests``, ``lint``, ``types``."""
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.default_venv_backend = "venv"
+
+SCENARIO = "scenarios/paper-case-study.toml"
+GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
+
+
+@nox.session(name="bench-prfaas")
+def bench_prfaas(session: nox.Session) -> None:
+    """Run PrfaaS-PD, homogeneous PD and naive heterogeneous PD side by side: [SCENARIO] [options]."""
+    session.install("-q", ".")
+    arguments = list(session.posargs)
+    if not arguments or arguments[0].startswith("-"):
+        arguments.insert(0, SCENARIO)
+    # 1 is a verdict, not a failure of the session: the run finished and says what it does not bear.
+    session.run("prfaas", "bench", *arguments)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests that this machine can run: [pytest options]."""
+    session.install("-q", "-e", ".", *GROUPS["test"])
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and format."""
+    session.install("-q", *GROUPS["lint"])
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Static types, strict."""
+    session.install("-q", "-e", ".", *GROUPS["types"])
+    session.run("mypy")

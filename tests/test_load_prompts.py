@@ -1,0 +1,88 @@
+"""Prompts: exact lengths, the same ids on the wire as in the list, nothing shared in front."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.load.prompts import (
+    FIRST_ID,
+    MAX_PROMPT_TOKENS,
+    NUM_IDS,
+    TOKEN_BYTES,
+    PromptPool,
+    prompt_ids,
+)
+
+POOL = PromptPool("salt", 3000)
+
+
+def wire_ids(pool: PromptPool, index: int, num_tokens: int) -> list[int]:
+    text = pool.text(index, num_tokens)
+    ids: list[int] = json.loads(b"[" + text.head + bytes(text.window) + b"]")
+    assert text.num_bytes == TOKEN_BYTES * num_tokens - 1
+    return ids
+
+
+@settings(deadline=None, max_examples=40)
+@given(index=st.integers(0, 10**9), num_tokens=st.integers(1, 3000))
+def test_the_wire_carries_the_ids_of_the_list(index: int, num_tokens: int) -> None:
+    ids = wire_ids(POOL, index, num_tokens)
+    assert ids == prompt_ids("salt", index, num_tokens)
+    assert len(ids) == num_tokens
+    assert all(FIRST_ID <= token < FIRST_ID + NUM_IDS for token in ids)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 6])
+def test_shortest_prompts(num_tokens: int) -> None:
+    pool = PromptPool("salt", num_tokens)
+    assert wire_ids(pool, 3, num_tokens) == prompt_ids("salt", 3, num_tokens)
+
+
+def test_the_longest_prompt() -> None:
+    pool = PromptPool("salt", MAX_PROMPT_TOKENS)
+    assert wire_ids(pool, 5, MAX_PROMPT_TOKENS) == prompt_ids("salt", 5, MAX_PROMPT_TOKENS)
+    assert pool.num_bytes < 7 * MAX_PROMPT_TOKENS
+
+
+def test_a_prompt_does_not_depend_on_the_longest_of_its_run() -> None:
+    longer = PromptPool("salt", 9000)
+    assert wire_ids(POOL, 11, 3000) == wire_ids(longer, 11, 3000)
+
+
+def test_no_two_prompts_of_a_run_share_a_first_token() -> None:
+    firsts = {prompt_ids("salt", index, 1)[0] for index in range(NUM_IDS)}
+    assert len(firsts) == NUM_IDS
+
+
+def test_salts_share_no_prefix() -> None:
+    prefixes = {
+        tuple(prompt_ids(f"d-r{salt}", index, 4)) for salt in range(20) for index in range(500)
+    }
+    assert len(prefixes) == 20 * 500
+    assert prompt_ids("a", 0, 500)[4:] != prompt_ids("b", 0, 500)[4:]
+
+
+def test_windows_begin_in_different_places() -> None:
+    bodies = {tuple(prompt_ids("salt", index, 24)[4:]) for index in range(200)}
+    assert len(bodies) > 190
+
+
+@pytest.mark.parametrize("num_tokens", [0, -1, MAX_PROMPT_TOKENS + 1])
+def test_other_lengths_are_refused(num_tokens: int) -> None:
+    with pytest.raises(ValueError, match="1 to 1000000"):
+        prompt_ids("salt", 0, num_tokens)
+    with pytest.raises(ValueError, match="1 to 1000000"):
+        POOL.text(0, num_tokens)
+
+
+def test_the_plain_modules_import_neither_locust_nor_gevent() -> None:
+    code = (
+        "import sys, harness.load.plan, harness.load.prompts, harness.load.sse, "
+        "harness.load.completion, harness.load.spool\n"
+        "sys.exit(any(name.split('.')[0] in ('locust', 'gevent') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,158 @@
+"""The run's report and trace, from runs whose numbers are known."""
+
+import itertools
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_run import Built, Options, build
+
+from harness import figures
+from harness.core import ScenarioError
+from harness.perfetto import trace_events
+from harness.records import compact, read_table
+from harness.report import write_report
+from harness.verdict import judge
+from reports.render import render_png
+
+SECTIONS = (
+    "Verdict", "Time to first token at the offered load", "Capacity",
+    "Distribution of time to first token", "Where time to first token goes",
+    "Measured against modelled", "Link", "What the scaling keeps", "Overheads of the harness",
+    "Manifest",
+)  # fmt: skip
+SMALL = Options(num_requests=40)
+
+
+def report_of(built: Built) -> str:
+    compact(built.run)
+    judge(built.run)
+    assert write_report(built.run) == built.run.report_path
+    return built.run.report_path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, str]:
+    built = build(tmp_path_factory.mktemp("sound"))
+    return built, report_of(built)
+
+
+def test_a_sound_run_shows_every_section_and_its_numbers(sound: tuple[Built, str]) -> None:
+    built, text = sound
+    for heading in SECTIONS:
+        assert f">{heading}</h2>" in text
+    assert "Supported: every gate passed" in text
+    assert text.count("<figure>") == 4
+    assert "TTFT under the offered load of 1.27 req/s" in text
+    for name in built.options.deployments:
+        mean_s = np.mean([each.ttft_s for each in built.served[built.cell(name)]])
+        assert f">{mean_s:.3f}</td>" in text
+    assert "320 of 320" in text
+    assert "too few samples" in text
+    assert "nan" not in text.partition("<script>")[0].lower().replace("finance", "")
+
+
+def test_the_budget_chart_adds_up_to_ttft(sound: tuple[Built, str]) -> None:
+    built, _ = sound
+    requests = read_table(built.run, "requests")
+    means = figures.budget_means(requests)
+    bins = figures.agreement_by_bin(requests, built.options.deployments)
+    total_s = means[(means["deployment"] == "prfaas_pd")].groupby("length_bin")["mean_s"].sum()
+    for label, cell in zip(bins["input tokens"], bins["prfaas_pd"], strict=True):
+        assert f"{total_s[label]:.2f}" == cell.split(" / ")[0]
+
+
+def test_charts_say_what_they_show(sound: tuple[Built, str]) -> None:
+    built, _ = sound
+    names = built.options.deployments
+    requests = read_table(built.run, "requests")
+    chart = figures.ttft_distribution(requests, read_table(built.run, "simulated"), names)
+    assert chart is not None
+    median_s = np.median([each.ttft_s for each in built.served[built.cell("prfaas_pd")]])
+    assert f"within {median_s:.2f} s with prfaas_pd" in chart.title
+    assert render_png(chart, scale=0.5).startswith(b"\x89PNG")
+    link = figures.link_rate(read_table(built.run, "link"), names, 12.5e9)
+    assert link is not None
+    assert "0.0 Gbit/s with homogeneous_pd" in link.title
+    assert link.title.endswith("of 100 Gbit/s")
+    rows = requests[requests["deployment"] == "naive_heterogeneous"]
+    moved = link.frame[link.frame["deployment"] == "naive_heterogeneous"]
+    average = figures.time_mean(moved["t_s"], moved["gbit_per_s"])
+    spanned_s = moved["t_s"].max() - moved["t_s"].min()
+    assert average * spanned_s / 8 * 1e9 == pytest.approx(rows["kv_bytes"].sum(), rel=0.02)
+
+
+def test_a_refused_run_says_why_first(tmp_path: Path) -> None:
+    built = build(tmp_path, SMALL)
+    clients = built.clients("prfaas_pd")
+    message = "<script>reset</script>"
+    failed = replace(clients[0], outcome="failed", failure_phase="stream", failure_message=message)
+    built.rewrite("prfaas_pd", "client", [failed, *clients[1:]])
+    built.change_manifest(status="interrupted", error="Ctrl-C")
+    text = report_of(built)
+    assert "Not supported" in text
+    assert "the run was interrupted: Ctrl-C" in text
+    assert "1 of 40 requests failed (1 in stream)" in text
+    assert message not in text
+    assert "&lt;script&gt;reset" in text
+    assert "39 of 40" in text
+
+
+@pytest.mark.parametrize("num_requests", [0, 1])
+def test_a_run_with_next_to_nothing_still_has_a_report(tmp_path: Path, num_requests: int) -> None:
+    built = build(tmp_path, replace(SMALL, num_requests=num_requests))
+    assert "Not supported" in report_of(built)
+
+
+def test_a_run_of_which_nothing_was_recorded(tmp_path: Path) -> None:
+    built = build(tmp_path, SMALL)
+    for name in ("client", "gateway", "link", "engines", "decisions"):
+        for cell in built.served:
+            built.run.spool_path(cell, name).unlink()
+    built.change_manifest(status="failed", error="the testbed died", link_check=None)
+    text = report_of(built)
+    assert "the run failed: the testbed died" in text
+    assert "Nothing was recorded that this chart could show." in text
+    assert "0 of 40" in text
+
+
+def test_a_run_that_was_not_judged(tmp_path: Path) -> None:
+    built = build(tmp_path, SMALL)
+    compact(built.run)
+    with pytest.raises(ScenarioError, match=r"verdict\.json"):
+        write_report(built.run)
+
+
+class TestTrace:
+    def test_spans_of_a_track_do_not_overlap_and_nothing_is_lost(self, tmp_path: Path) -> None:
+        built = build(tmp_path, SMALL)
+        compact(built.run)
+        events = trace_events(read_table(built.run, "requests"), built.run.read_manifest())
+        spans = [event for event in events if event["ph"] == "X"]
+        assert len(spans) == 3 * 40 * 4
+        tracks = defaultdict(list)
+        for span in spans:
+            tracks[span["pid"], span["tid"]].append((span["ts"], span["ts"] + span["dur"]))
+        for track in tracks.values():
+            ordered = sorted(track)
+            for (_, end), (begin, _) in itertools.pairwise(ordered):
+                assert begin >= end - 1e-6
+        named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+        assert named == set(tracks)
+        # One service at a time: an instance's prefills fit one track.
+        names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+        assert "prfaas-p0 prefill" in names
+        assert not any("prefill 2" in name and "after" not in name for name in names)
+
+    def test_durations_are_those_of_the_run(self, tmp_path: Path) -> None:
+        built = build(tmp_path, SMALL)
+        report_of(built)
+        document = json.loads(built.run.trace_path.read_text())
+        first = next(e for e in document["traceEvents"] if e.get("cat") == "first token")
+        served = built.served[built.cell("prfaas_pd")][0]
+        assert first["name"].startswith("000000 ")
+        assert first["dur"] == pytest.approx(served.ttft_s / 10 * 1e6)
+        assert first["args"]["ttft_s"] == pytest.approx(served.ttft_s)

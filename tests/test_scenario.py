@@ -1,0 +1,395 @@
+"""Scenario files: the paper's case study as resolved, and every way a file can be wrong."""
+
+import json
+import pickle
+import tomllib
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core import Instance, ScenarioError
+from harness.scenario import (
+    Deployment,
+    Scenario,
+    deployment_gpus,
+    json_schema,
+    load_scenario,
+    scenario_hash,
+    to_manifest,
+)
+from harness.scenario_change import with_plan, with_trace
+
+ROOT = Path(__file__).parents[1]
+PAPER = ROOT / "scenarios" / "paper-case-study.toml"
+TEXT = PAPER.read_text().replace("../profiles/", f"{ROOT.as_posix()}/profiles/")
+
+
+def written(folder: Path, text: str, name: str = "case.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    """The message of a scenario that must be refused: one paragraph that names the file."""
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert caught.value.exit_status == 2
+    return message
+
+
+def test_the_paper_case_study_as_resolved() -> None:
+    s = load_scenario(PAPER)
+    assert s.name == "paper-case-study"
+    assert (s.workload.mu, s.workload.sigma, s.workload.cv) == (9.9, 1.0, 1.0)
+    assert (s.workload.min_tokens, s.workload.max_tokens) == (128, 131_072)
+    assert (s.workload.output_tokens, s.workload.output_max_tokens) == (1024, 1024)
+    assert (s.load.rate_req_per_s, s.load.num_requests, s.load.seed) == (1.27, 360, 1)
+    assert (s.slo.tpot_s, s.slo.ttft_s) == (0.025, None)
+    assert (s.scale.time, s.scale.bytes) == (10.0, 1000.0)
+    assert s.link.rate_bytes_per_s == 12.5e9
+    assert s.link.rtt_s == pytest.approx(0.8e-3)
+    assert (s.link.jitter_s, s.link.loss) == (0.0, 0.0)
+    assert s.fabric.rate_bytes_per_s == 50e9
+    assert (s.transport.connections, s.transport.chunk_bytes) == (4, 262_144)
+    assert s.transport.layerwise is True
+    assert s.transport.checksum is True
+    assert s.model.name == "prfaas-1t"
+    assert len(s.model.architecture.layers) == 57
+    plans = {
+        d.name: (d.threshold_tokens, d.num_prfaas, d.num_prefill, d.num_decode)
+        for d in s.deployments.values()
+    }
+    assert plans == {
+        "prfaas_pd": (19_400, 4, 3, 5),
+        "homogeneous_pd": (None, 0, 9, 3),
+        "naive_heterogeneous": (None, 4, 0, 8),
+    }
+
+
+def test_gpu_budgets_are_the_papers() -> None:
+    s = load_scenario(PAPER)
+    assert deployment_gpus(s, "prfaas_pd") == {"h200": 32, "h20": 64}
+    assert deployment_gpus(s, "homogeneous_pd") == {"h20": 96}
+    assert deployment_gpus(s, "naive_heterogeneous") == {"h200": 32, "h20": 64}
+    prices = {name: h.relative_price for name, h in s.hardware.items()}
+    assert prices == {"h200": 2.0, "h20": 1.0}
+
+
+def test_instances_are_named_by_cluster_role_and_number() -> None:
+    one = Deployment("d", 10, 2, 1, 2, "fast", "slow")
+    assert one.instances() == (
+        Instance("prfaas-p0", "prfaas", "prefill", "fast"),
+        Instance("prfaas-p1", "prfaas", "prefill", "fast"),
+        Instance("pd-p0", "pd", "prefill", "slow"),
+        Instance("pd-d0", "pd", "decode", "slow"),
+        Instance("pd-d1", "pd", "decode", "slow"),
+    )
+
+
+def test_a_scenario_is_frozen_and_travels_between_processes() -> None:
+    s = load_scenario(PAPER)
+    with pytest.raises(FrozenInstanceError):
+        s.load.seed = 2  # type: ignore[misc]  # the point of the test
+    copy: Scenario = pickle.loads(pickle.dumps(s))
+    assert copy == s
+    assert copy.hardware["h20"].profile.prefill_s(5000) == s.hardware["h20"].profile.prefill_s(5000)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario(PAPER).hardware.keys() == {"h200", "h20"}
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("workload.cv=2", lambda s: s.workload.cv, 2.0),
+        ("load.rate_req_per_s=1.6", lambda s: s.load.rate_req_per_s, 1.6),
+        ("link.rtt=10ms", lambda s: s.link.rtt_s, 0.01),
+        ('link.rtt="10ms"', lambda s: s.link.rtt_s, 0.01),
+        ("link.loss=0.1%", lambda s: s.link.loss, 0.001),
+        ("slo.ttft=10s", lambda s: s.slo.ttft_s, 10.0),
+        ("transport.layerwise=false", lambda s: s.transport.layerwise, False),
+        ("scheduling.admission=reserve_first", lambda s: s.scheduling.admission, "reserve_first"),
+        ("deployments.prfaas_pd.num_decode=6", lambda s: s.deployments["prfaas_pd"].num_decode, 6),
+        ("name=other", lambda s: s.name, "other"),
+        ("testbed.gateway_port=8080", lambda s: s.testbed.gateway_port, 8080),
+        ("hardware.h20.price_usd_per_gpu_hour=1.5",
+         lambda s: s.hardware["h20"].price_usd_per_gpu_hour, 1.5),
+    ],
+)  # fmt: skip
+def test_overrides_reach_their_key(override: str, read: Any, value: object) -> None:
+    assert read(load_scenario(PAPER, [override])) == pytest.approx(value)
+
+
+def test_the_last_override_of_a_key_wins() -> None:
+    assert load_scenario(PAPER, ["workload.cv=2", "workload.cv=3"]).workload.cv == 3
+
+
+def test_a_link_profile_replaces_the_files_link_and_takes_changes() -> None:
+    link = load_scenario(PAPER, ["link.profile=lossy_wan"]).link
+    assert (link.name, link.rate_bytes_per_s, link.rtt_s) == ("lossy_wan", 5e9, 0.04)
+    assert link.loss == pytest.approx(5e-4)
+    link = load_scenario(PAPER, ["link.rtt=50ms", "link.profile=lossy_wan"]).link
+    assert (link.rate_bytes_per_s, link.rtt_s) == (5e9, 0.05)
+    assert link.name != "lossy_wan"
+
+
+def test_defaults_fill_the_optional_tables(tmp_path: Path) -> None:
+    document = TEXT
+    for table in ("scale", "fabric", "scheduling", "transport", "testbed"):
+        start = document.index(f"[{table}]")
+        end = document.find("\n[", start)
+        document = document[:start] + (document[end:] if end >= 0 else "")
+    without = load_scenario(written(tmp_path, document, "paper-case-study.toml"))
+    assert scenario_hash(without) == scenario_hash(load_scenario(PAPER))
+
+
+#: An override of the case study and what the refusal must say.
+WRONG = {
+    # unknown keys
+    "workload.cvv=2": ["'workload.cvv'", "did you mean 'cv'", "--set workload.cvv=2", "sigma"],
+    "worklaod.cv=2": ["'worklaod'", "did you mean 'workload'", "--set worklaod.cv=2"],
+    "hardware.h20.profil=x": ["'hardware.h20.profil'", "did you mean 'profile'"],
+    "deployments.prfaas_pd.treshold_tokens=1": ["did you mean 'threshold_tokens'"],
+    "zzz.qqq=1": ["'zzz'", "no valid key is like it"],
+    # units
+    "link.rate=100": ["'link.rate'", "100", '"100gbit"'],
+    "link.rate=100Gbps": ["'link.rate'", "'100Gbps'", '"100gbit"'],
+    "link.rate=0gbit": ["'link.rate'"],
+    "link.rtt=0.8": ["'link.rtt'", "0.8", '"0.8ms"'],
+    "link.rtt=-1ms": ["'link.rtt'", "'-1ms'"],
+    "link.loss=0.001": ["'link.loss'", '"0.1%"'],
+    "link.loss=100%": ["'link.loss'"],
+    "slo.tpot=25": ["'slo.tpot'", "units: ns, us, ms, s"],
+    "slo.tpot=0s": ["'slo.tpot'", "greater than 0"],
+    "transport.chunk_bytes=262144": ["'transport.chunk_bytes'", '"64KiB"'],
+    "load.duration=nan": ["'load.duration'"],
+    # numbers
+    "load.rate_req_per_s=true": ["'load.rate_req_per_s'", "got True"],
+    'load.rate_req_per_s="1.27"': ["'load.rate_req_per_s'", "got '1.27'"],
+    "load.rate_req_per_s=nan": ["'load.rate_req_per_s'", "finite", "got nan"],
+    "load.rate_req_per_s=inf": ["'load.rate_req_per_s'"],
+    "load.rate_req_per_s=-1": ["'load.rate_req_per_s'", "got -1"],
+    "load.num_requests=1.5": ["'load.num_requests'", "got 1.5"],
+    "load.num_requests=true": ["'load.num_requests'", "got True"],
+    "load.num_requests=10000000000": ["'load.num_requests'"],
+    "load.seed=-1": ["'load.seed'"],
+    "workload.mu=inf": ["'workload.mu'"],
+    "workload.sigma=-1": ["'workload.sigma'"],
+    "workload.min_tokens=0": ["'workload.min_tokens'"],
+    "workload.min_tokens=200000": ["'workload.min_tokens'", "200000", "131072"],
+    "workload.mu=40": ["hardly any length", "mu 40"],
+    "workload.output_sigma=0.5": ["'workload.output_min_tokens' is missing"],
+    "workload.output_max_tokens=5": ["'workload.output_max_tokens'", "output_sigma"],
+    "load.rate_req_per_s=100001": ["'load.rate_req_per_s'"],
+    "scale.time=0": ["'scale.time'"],
+    "testbed.gateway_port=65536": ["'testbed.gateway_port'"],
+    "transport.layerwise=1": ["'transport.layerwise'", "got 1"],
+    # choices
+    "workload.arrivals=uniform": ["'workload.arrivals'", "'gamma' or 'on_off'"],
+    "testbed.link_backend=tc": ["'testbed.link_backend'", "'relay'"],
+    "link.profile=same_metr": ["'link.profile'", "did you mean 'same_metro'"],
+    "workload.trace_format=azure": ["'workload.trace_format'"],
+    "workload.trace=t.csv": ["trace brings its own", "--trace"],
+    # across keys
+    "link.jitter=3ms": ["jitter", "half the rtt"],
+    "link.rate=1kbit": ["'scale'", "at least 1kbit"],
+    "name=a/b": ["'name'"],
+    "load=3": ["'load'", "must be a table", "got 3"],
+    "load.duration=1h x": ["'load.duration'"],
+    # deployments
+    "deployments.homogeneous_pd.threshold_tokens=5": ["needs a PrfaaS cluster", "num_prfaas is 0"],
+    "deployments.naive_heterogeneous.threshold_tokens=5": ["no effect", "num_prefill is 0"],
+    "deployments.prfaas_pd.num_decode=0": ["'deployments.prfaas_pd.num_decode'", "decode"],
+    "deployments.prfaas_pd.num_prefill=-3": ["num_prefill'", "got -3"],
+    "deployments.prfaas_pd.num_prefill=true": ["num_prefill'", "got True"],
+    "deployments.homogeneous_pd.num_prefill=0": ["nothing would prefill"],
+    "deployments.homogeneous_pd.num_prfaas=1": ["prfaas_hardware'", "missing"],
+    "deployments.prfaas_pd.pd_hardware=h2o": ["'h2o'", "did you mean 'h20'"],
+    "deployments.New.num_decode=1": ["'deployments.New.pd_hardware' is missing"],
+    # files
+    "model.architecture=nothing.json": ["architecture file", "nothing.json does not exist"],
+    "hardware.h20.profile=nothing.json": ["profile file", "nothing.json does not exist"],
+    "hardware.h20.profile=.": ["profile file", "not a regular file"],
+    "hardware.h20.profile=../profiles/models/prfaas-1t.json": ["Unknown key", "models/prfaas-1t"],
+    "workload.max_tokens=131073": ["131073 tokens", "8xh200.json", "1 to 131072"],
+    # flags
+    "workload.cv": ["KEY=VALUE"],
+    "=2": ["KEY=VALUE"],
+    "workload..cv=2": ["KEY=VALUE"],
+    "workload.cv.x=2": ["'workload.cv' is a value, not a table"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_wrong_value_is_told_by_name(override: str) -> None:
+    message = refusal(PAPER, override)
+    assert all(word in message for word in WRONG[override]), message
+
+
+def test_an_unknown_key_is_told_before_any_path_is_opened(tmp_path: Path) -> None:
+    text = TEXT.replace("prfaas-1t-8xh20.json", "nothing.json").replace("cv = 1.0", "cvs = 1.0")
+    assert "'workload.cvs'" in refusal(written(tmp_path, text))
+    text = TEXT.replace("prfaas-1t-8xh20.json", "nothing.json").replace('"25ms"', '"25"')
+    assert "'slo.tpot'" in refusal(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("threshold_tokens = 19400\n", "", ["threshold_tokens'", "both clusters prefill"]),
+        ("seed = 1\n", "", ["'load.seed' is missing"]),
+        ("mu = 9.90\n", "", ["'workload.mu' is missing", "workload.trace"]),
+        ("num_requests = 360", "", ["'load.num_requests' is missing", "load.duration"]),
+        ("rate_req_per_s = 1.27\n", "", ["'load.rate_req_per_s' is missing"]),
+        ('rate = "100gbit"', "", ["'link.rate' is missing", "link.profile"]),
+        ("[slo]\ntpot", "[slos]\ntpot", ["'slos'", "did you mean 'slo'"]),
+        ("[slo]\ntpot", "[slo\ntpot", ["not TOML", "line "]),
+        ("cv = 1.0", "cv = 1.0\ncv = 2.0", ["not TOML", "line "]),
+        ("cv = 1.0", "cv = 2023-01-01", ["'workload.cv'", "valid number"]),
+        ("cv = 1.0", "cv = " + "9" * 5000, ["not usable TOML"]),
+        ("cv = 1.0", "cv = " + "9" * 400, ["'workload.cv'"]),
+        ("cv = 1.0", "cv = " + "[" * 50_000, ["TOML"]),
+        ("[hardware.h200]", '[hardware."h\\n200"]', ["'hardware.h?200'"]),
+        ("[deployments.prfaas_pd]", "[deployments.Prfaas]", ["'deployments.Prfaas'", "a-z"]),
+        ('pd_hardware = "h20"', 'pd_hardware = "h\\n20"', ["'h\\n20'"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_told_by_name(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    assert old in TEXT
+    path = written(tmp_path, TEXT.replace(old, new))
+    message = refusal(path)
+    assert str(path) in message
+    assert all(word in message for word in words), message
+
+
+def test_what_is_no_scenario_file_is_told(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nothing.toml")
+    assert "not a regular file" in refusal(tmp_path)
+    assert "cannot be read" in refusal(Path("a" * 5000))
+    assert "a?b does not exist" in refusal(Path("a\x00b"))
+    assert "is missing" in refusal(written(tmp_path, ""))
+    (tmp_path / "latin.toml").write_bytes("name = 'caf\xe9'".encode("latin-1"))
+    assert "not UTF-8" in refusal(tmp_path / "latin.toml")
+    with (tmp_path / "huge.toml").open("wb") as file:
+        file.truncate(17 * 1024 * 1024)
+    assert "at most" in refusal(tmp_path / "huge.toml")
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    source = (ROOT / "profiles" / "prfaas-1t-8xh20.json").read_text()
+    other = written(tmp_path, source.replace('"model": "prfaas-1t"', '"model": "x"'), "p.json")
+    message = refusal(PAPER, f"hardware.h20.profile={other.as_posix()}")
+    assert "'x'" in message
+    assert "'prfaas-1t'" in message
+    assert str(other) in message
+
+
+def test_decode_lengths_that_the_profile_lacks_are_refused() -> None:
+    message = refusal(PAPER, "workload.output_tokens=1000000")
+    assert "decode batches of 1 to 20" in message
+    assert "8xh200.json" not in message
+    assert "8xh20.json" in message
+
+
+def test_a_plan_replaces_thresholds_and_splits() -> None:
+    s = load_scenario(PAPER)
+    planned = with_plan(s, {"prfaas_pd": (12_000, 2, 6), "homogeneous_pd": (None, 8, 4)})
+    one = planned.deployments["prfaas_pd"]
+    assert (one.threshold_tokens, one.num_prefill, one.num_decode) == (12_000, 2, 6)
+    assert planned.deployments["homogeneous_pd"].num_prefill == 8
+    assert planned.deployments["naive_heterogeneous"] == s.deployments["naive_heterogeneous"]
+    assert s.deployments["prfaas_pd"].threshold_tokens == 19_400
+    assert scenario_hash(planned) != scenario_hash(s)
+    for plan, words in (
+        ({"prfaas": (1, 1, 1)}, "no deployment 'prfaas'"),
+        ({"prfaas_pd": (None, 3, 5)}, "both clusters prefill"),
+        ({"homogeneous_pd": (5, 9, 3)}, "needs a PrfaaS cluster"),
+        ({"homogeneous_pd": (None, 12, 0)}, "at least one decode"),
+    ):
+        with pytest.raises(ScenarioError, match=words):
+            with_plan(s, plan)
+
+
+def test_a_trace_replaces_workload_and_load(tmp_path: Path) -> None:
+    line = '{"timestamp": %d, "input_length": %d, "output_length": 50, "hash_ids": [1]}\n'
+    path = written(tmp_path, "".join(line % (3000 * i, 900 + i) for i in range(20)), "t.jsonl")
+    traced = with_trace(load_scenario(PAPER), path, 30.0)
+    assert traced.workload.trace == path
+    assert (traced.workload.mu, traced.workload.output_tokens) == (None, 50)
+    assert (traced.workload.min_tokens, traced.workload.max_tokens) == (900, 909)
+    assert (traced.load.num_requests, traced.load.duration_s, traced.load.seed) == (None, 30.0, 1)
+    assert traced.load.rate_req_per_s == pytest.approx(10 / 30)
+
+
+def test_a_file_may_name_its_trace(tmp_path: Path) -> None:
+    line = '{"timestamp": 0, "input_length": 900, "output_length": 50}\n'
+    written(tmp_path, line, "t.jsonl")
+    start, end = TEXT.index("[workload]"), TEXT.index("[slo]")
+    tables = '[workload]\ntrace = "t.jsonl"\nrate_scale = 2.0\n[load]\nseed = 4\n'
+    path = written(tmp_path, TEXT[:start] + tables + TEXT[end:])
+    s = load_scenario(path)
+    assert s.workload.trace == tmp_path / "t.jsonl"
+    assert s.load.rate_req_per_s == pytest.approx(2 / 3)
+    assert "'load.rate_req_per_s'" in refusal(path, "load.rate_req_per_s=1")
+    assert "'workload.mu'" in refusal(path, "workload.mu=1.0")
+
+
+def test_the_manifest_is_json_with_units_in_its_names() -> None:
+    manifest = to_manifest(load_scenario(PAPER))
+    again = json.loads(json.dumps(manifest, allow_nan=False))
+    assert again == manifest
+    assert again["link"]["rate_bytes_per_s"] == 12.5e9
+    assert again["slo"] == {"tpot_s": 0.025, "ttft_s": None}
+    point = again["hardware"]["h20"]["profile"]["prefill_points"][0]
+    assert point["provenance"] == "stand_in"
+    assert not [key for key in again["model"]["architecture"] if key.startswith("_")]
+
+
+def test_the_hash_is_of_contents_not_of_places(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for folder in ("profiles", "profiles/models"):
+        (tmp_path / folder).mkdir()
+        for source in (ROOT / folder).glob("*.json"):
+            written(tmp_path / folder, source.read_text(), source.name)
+    moved = written(tmp_path / "s", PAPER.read_text(), PAPER.name)
+    expected = scenario_hash(load_scenario(PAPER))
+    assert scenario_hash(load_scenario(moved)) == expected
+    assert scenario_hash(load_scenario(moved, ["load.seed=2"])) != expected
+    profile = tmp_path / "profiles" / "prfaas-1t-8xh20.json"
+    profile.write_text(profile.read_text().replace("21.8", "21.9"))
+    assert scenario_hash(load_scenario(moved)) != expected
+
+
+def test_the_schema_knows_every_key_and_refuses_others() -> None:
+    schema = json_schema()
+    tables = [schema, *schema["$defs"].values()]
+    assert all(table["additionalProperties"] is False for table in tables)
+    document = tomllib.loads(PAPER.read_text())
+    for name, table in document.items():
+        if name in ("hardware", "deployments"):
+            continue
+        reference = schema["properties"][name]["$ref"].rpartition("/")[2]
+        assert set(table) <= set(schema["$defs"][reference]["properties"])
+    link = schema["$defs"]["LinkTable"]["properties"]
+    assert {choice["type"] for choice in link["rtt"]["anyOf"]} == {"string", "null"}
+    fabric = schema["$defs"]["FabricTable"]["properties"]["rate"]
+    assert (fabric["type"], fabric["default"]) == ("string", "400gbit")
+
+
+def test_every_record_is_frozen_and_has_slots() -> None:
+    s = load_scenario(PAPER)
+    records = [getattr(s, field.name) for field in fields(s)]
+    records = [s, *(record for record in records if is_dataclass(record))]
+    assert len(records) == 11
+    for record in records:
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, fields(record)[0].name, None)
+        assert not hasattr(record, "__dict__")
+    assert replace(s, name="other") != s

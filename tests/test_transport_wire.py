@@ -1,0 +1,278 @@
+"""The KV wire format: round trips under any chunking, bounds, mutations, and its bytes by hand."""
+
+import struct
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core import TransportError
+from harness.transport.frames import (
+    DTYPES,
+    MAX_LAYERS,
+    MAX_META_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_ROOM,
+    MAX_TRANSFER_BYTES,
+    NO_ROOM,
+    Ack,
+    Challenge,
+    Code,
+    Control,
+    Credit,
+    Data,
+    Done,
+    Error,
+    Frame,
+    Hello,
+    LayerDone,
+    Offer,
+    Resume,
+    Welcome,
+    WireError,
+)
+from harness.transport.handshake import proof
+from harness.transport.wire import Decoder, encode_control, encode_data_head
+
+ROOMS = st.integers(0, MAX_ROOM)
+COUNTS = st.integers(0, MAX_TRANSFER_BYTES)
+LAYERS = st.integers(0, MAX_LAYERS - 1)
+META = st.binary(max_size=300)
+SHORT_TEXT = st.text(max_size=200)
+
+CONTROLS: st.SearchStrategy[Control] = st.one_of(
+    st.builds(Challenge, st.binary(min_size=32, max_size=32)),
+    st.builds(
+        Hello,
+        st.integers(0, 255),
+        st.binary(min_size=16, max_size=16),
+        st.binary(min_size=32, max_size=32),
+        st.binary(min_size=32, max_size=32),
+    ),
+    st.builds(Welcome, st.binary(min_size=32, max_size=32), st.integers(0, 2**32 - 1)),
+    st.builds(
+        Offer,
+        ROOMS,
+        st.lists(st.integers(0, 2**32), max_size=70).map(tuple),
+        META,
+        st.sampled_from(DTYPES),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**32 - 1),
+    ),
+    st.builds(Credit, ROOMS, COUNTS),
+    st.builds(LayerDone, ROOMS, LAYERS, COUNTS),
+    st.builds(Done, ROOMS, COUNTS, META),
+    st.builds(Ack, ROOMS, COUNTS),
+    st.builds(Error, st.one_of(ROOMS, st.just(NO_ROOM)), st.sampled_from(Code), SHORT_TEXT),
+    st.builds(
+        Resume,
+        ROOMS,
+        st.lists(st.tuples(st.integers(0, 2**32 - 1), COUNTS, COUNTS), max_size=20).map(tuple),
+    ),
+)
+#: room, layer, offset, payload, checksum on or off
+DATA = st.tuples(
+    ROOMS, LAYERS, st.integers(0, 2**43), st.binary(min_size=1, max_size=500), st.booleans()
+)
+#: What a decoded frame is compared by: views die with the decoder's next read.
+Plain = Control | tuple[int, int, int, bytes, bool, bool]
+
+
+def encode(item: Control | tuple[int, int, int, bytes, bool]) -> bytes:
+    if isinstance(item, tuple):
+        room, layer, offset, payload, checksum = item
+        return encode_data_head(room, layer, offset, memoryview(payload), checksum) + payload
+    return encode_control(item)
+
+
+def plain(frame: Frame) -> Plain:
+    if isinstance(frame, Data):
+        payload = bytes(frame.payload)
+        has_checksum = frame.checksum is not None
+        return frame.room, frame.layer, frame.offset, payload, has_checksum, frame.intact()
+    return frame
+
+
+def unlocked(buffer_bytes: int = 1024) -> Decoder:
+    decoder = Decoder(buffer_bytes)
+    decoder.unlock(MAX_PAYLOAD_BYTES)
+    return decoder
+
+
+def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    ends = sorted({cut % (len(stream) + 1) for cut in cuts} | {len(stream)})
+    starts = [0, *ends[:-1]]
+    return [stream[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+@given(st.lists(st.one_of(CONTROLS, DATA), max_size=12), st.lists(st.integers(0, 10**6)))
+def test_any_chunking_gives_the_frames_back(
+    items: list[Control | tuple[int, int, int, bytes, bool]], cuts: list[int]
+) -> None:
+    decoder = unlocked()
+    decoded = [
+        plain(frame)
+        for piece in pieces(b"".join(map(encode, items)), cuts)
+        for frame in decoder.feed(piece)
+    ]
+    assert decoded == [(*item, True) if isinstance(item, tuple) else item for item in items]
+
+
+@given(
+    st.lists(st.one_of(CONTROLS, DATA), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
+    st.lists(st.integers(0, 10**6), max_size=10),
+)
+def test_mutated_frames_raise_nothing_but_wire_errors(
+    items: list[Control | tuple[int, int, int, bytes, bool]],
+    mutations: list[tuple[int, int]],
+    cuts: list[int],
+) -> None:
+    stream = bytearray(b"".join(map(encode, items)))
+    for at, value in mutations:
+        stream[at % len(stream)] = value
+    sent = {item for item in items if isinstance(item, tuple)}
+    decoder = unlocked()
+    try:
+        for piece in pieces(bytes(stream), cuts):
+            for frame in decoder.feed(piece):
+                result = plain(frame)
+                if isinstance(result, tuple) and result[4] and result[5]:
+                    assert result[:5] in sent  # what still has a right checksum is what was sent
+    except WireError:
+        with pytest.raises(WireError):
+            decoder.feed(b"")
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_but_wire_errors(stream: bytes) -> None:
+    try:
+        assert unlocked().feed(stream) == [] or stream[:2] == b"KV"
+    except WireError:
+        assert len(stream) >= 8
+
+
+@given(st.lists(CONTROLS, max_size=4))
+def test_frames_before_a_violation_are_decoded(items: list[Control]) -> None:
+    decoder, stream = unlocked(), b"".join(map(encode, items)) + b"garbage!"
+    decoder.buffer(len(stream))[: len(stream)] = stream
+    frames = decoder.received(len(stream))
+    assert [next(frames) for _ in items] == items
+    with pytest.raises(WireError, match="where a frame should begin"):
+        next(frames)
+
+
+def test_bytes_of_a_data_frame_by_hand() -> None:
+    payload = b"attention state"
+    seed = xxhash.xxh3_64(struct.pack("!QIQ", 7, 3, 4096)).intdigest()
+    digest = xxhash.xxh3_64(payload, seed=seed).intdigest()
+    body = struct.pack("!QIIQQ", 7, 3, 1, 4096, digest) + payload
+    expected = b"KV\x01\x06" + struct.pack("!I", len(body)) + body
+    assert encode((7, 3, 4096, payload, True)) == expected
+    assert encode_control(Credit(7, 9)) == bytes.fromhex(
+        "4b5601050000001000000000000000070000000000000009"
+    )
+
+
+@pytest.mark.parametrize("moved", [(8, 3, 4096), (7, 2, 4096), (7, 3, 4097)])
+def test_a_payload_in_the_wrong_place_fails_its_checksum(moved: tuple[int, int, int]) -> None:
+    frame = bytearray(encode((7, 3, 4096, b"payload", True)))
+    room, layer, offset = moved
+    struct.pack_into("!QI", frame, 8, room, layer)
+    struct.pack_into("!Q", frame, 24, offset)
+    (data,) = unlocked().feed(frame)
+    assert isinstance(data, Data)
+    assert (data.room, data.layer, data.offset) == moved
+    assert not data.intact()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (("GE", 1, 9, 16), "where a frame should begin"),
+        (("KV", 2, 9, 16), "wire version 2; this side speaks version 1"),
+        (("KV", 1, 99, 16), "unknown kind"),
+        (("KV", 1, 9, 17), "ACK frame of 17 bytes"),
+        (("KV", 1, 6, 32), "DATA frame of 32 bytes"),
+        (("KV", 1, 6, 2**32 - 1), "allowed are 33"),
+        (("KV", 1, 4, 2**31), "OFFER frame of"),
+        (("KV", 1, 11, 2**31), "RESUME frame of"),
+    ],
+)
+def test_a_bad_header_is_refused_before_its_body_is_awaited(
+    header: tuple[str, int, int, int], message: str
+) -> None:
+    magic, version, kind, length = header
+    with pytest.raises(WireError, match=message):
+        unlocked().feed(struct.pack("!2sBBI", magic.encode(), version, kind, length))
+
+
+@pytest.mark.parametrize("item", [Offer(1, (2,)), Credit(1, 2), Done(1, 2), (1, 0, 0, b"x", True)])
+def test_only_the_handshake_is_accepted_before_it_ends(
+    item: Control | tuple[int, int, int, bytes, bool],
+) -> None:
+    with pytest.raises(WireError, match="before the handshake"):
+        Decoder().feed(encode(item))
+
+
+def test_payloads_beyond_the_agreed_size_are_refused() -> None:
+    decoder = Decoder()
+    decoder.unlock(100)
+    assert len(decoder.feed(encode((1, 0, 0, bytes(100), False)))) == 1
+    with pytest.raises(WireError, match="allowed are 33 to 132"):
+        decoder.feed(encode((1, 0, 0, bytes(101), False)))
+
+
+def test_a_partial_frame_holds_little_more_than_itself() -> None:
+    decoder, frame = unlocked(), encode((1, 0, 0, bytes(300_000), True))
+    largest = 0
+    for start in range(0, len(frame) - 1, 1000):
+        assert decoder.feed(frame[start : min(start + 1000, len(frame) - 1)]) == []
+        largest = max(largest, start + len(decoder.buffer(1)))
+    assert largest < len(frame) + 2 * 65536
+    assert len(decoder.feed(frame[-1:])) == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Offer(1, (0,) * (MAX_LAYERS + 1)),
+        Offer(1, (2**43, 2**43, 1)),
+        Offer(1, (1,), meta=bytes(MAX_META_BYTES + 1)),
+        Offer(1, (1,), dtype="int3"),
+        Offer(1, (-1,)),
+        Offer(MAX_ROOM + 1, (1,)),
+        Done(1, 2, bytes(MAX_META_BYTES + 1)),
+        Credit(NO_ROOM, 1),
+        Ack(1, MAX_TRANSFER_BYTES + 1),
+        Challenge(b"short"),
+        LayerDone(1, MAX_LAYERS, 1),
+    ],
+)
+def test_what_the_peer_would_refuse_is_not_encoded(frame: Control) -> None:
+    with pytest.raises(WireError):
+        encode_control(frame)
+
+
+def test_wire_errors_are_transport_errors() -> None:
+    assert issubclass(WireError, TransportError)
+
+
+def test_a_long_message_is_cut_between_characters() -> None:
+    (frame,) = unlocked().feed(encode_control(Error(1, Code.ABORTED, "é" * 1000)))
+    assert frame == Error(1, Code.ABORTED, "é" * 512)
+
+
+@given(st.integers(0, 4), st.binary(min_size=1, max_size=1))
+def test_a_proof_depends_on_every_field(which: int, flip: bytes) -> None:
+    fields = [b"k" * 32, b"s" * 16, b"n" * 32, b"c" * 32]
+    changed = list(fields)
+    role = 1
+    if which < 4:
+        changed[which] = bytes([changed[which][0] ^ (flip[0] or 1)]) + changed[which][1:]
+    else:
+        role = 2
+    first = proof("client", fields[0], 1, *fields[1:])
+    assert first != proof("client", changed[0], role, *changed[1:])
+    assert first != proof("server", fields[0], 1, *fields[1:])
