@@ -11,7 +11,7 @@ GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 
 @nox.session(name="bench-prfaas")
 def bench_prfaas(session: nox.Session) -> None:
-    """Run PrfaaS-PD, homogeneous PD and naive heterogeneous PD side by side: [SCENARIO] [options]."""
+    """Run the three deployments side by side, live: [SCENARIO] [options]."""
     session.install("-q", ".")
     arguments = list(session.posargs)
     if not arguments or arguments[0].startswith("-"):

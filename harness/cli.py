@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(verbs)
     report = verbs.add_parser("report", help="rebuild tables, verdict and report of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="a run directory")
-    report.add_argument("--json", action="store_true", help="print the verdict as one JSON document")
+    report.add_argument(
+        "--json", action="store_true", help="print the verdict as one JSON document"
+    )
     report.set_defaults(call=_report)
     schema = verbs.add_parser("schema", help="print the JSON Schema of a scenario, for editors")
     schema.set_defaults(call=_schema)

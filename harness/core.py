@@ -30,7 +30,7 @@ BUDGET_TERMS = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One planned request. ``cached_tokens`` is the planned prefix hit, 0 where prompts are salted."""
+    """One planned request. ``cached_tokens`` is the planned prefix hit, 0 for salted prompts."""
 
     rid: str
     index: int

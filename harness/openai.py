@@ -16,6 +16,7 @@ import msgspec
 from harness.core import EngineError
 from harness.engine.protocol import (
     MAX_OUTPUT_TOKENS,
+    NO_IDS,
     GenerateBody,
     GenerateChunk,
     SamplingParams,
@@ -45,7 +46,7 @@ class OpenAIBody(msgspec.Struct):
     """The keys of both OpenAI bodies that this front acts on; sampling keys are passed over."""
 
     model: str = ""
-    prompt: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = NO_IDS
     messages: list[ChatMessage] = []
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -89,14 +90,14 @@ def parse_generate(raw: bytes) -> Call:
 
 
 def parse_openai(raw: bytes, surface: Literal["completions", "chat"]) -> Call:
-    """``/v1/completions`` or ``/v1/chat/completions`` as a call; EngineError names what is wrong."""
+    """A completions or chat completions body as a call; EngineError names what is wrong."""
     try:
         given = _openai_decoder.decode(raw)
     except msgspec.MsgspecError as error:
         raise EngineError(f"the body is not valid: {error}") from error
     if given.n != 1:
         raise EngineError(f"n = {given.n}: one choice a request is what this front serves")
-    ids, text = msgspec.Raw(b""), None
+    ids, text = NO_IDS, None
     if surface == "chat":
         if not given.messages:
             raise EngineError("messages is missing or empty")
@@ -121,9 +122,7 @@ def parse_openai(raw: bytes, surface: Literal["completions", "chat"]) -> Call:
         bootstrap_port=given.bootstrap_port,
         bootstrap_room=given.bootstrap_room,
     )
-    return Call(
-        surface, given.model, body, options.include_usage, options.continuous_usage_stats
-    )
+    return Call(surface, given.model, body, options.include_usage, options.continuous_usage_stats)
 
 
 def _check_output(tokens: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What is settled before a run: the plan, the exact schedule, the model's and the simulation's say."""
+"""What is settled before a run: plan, exact schedule, and what model and simulation say of it."""
 
 from dataclasses import dataclass
 

@@ -36,8 +36,8 @@ class ClientRow:
 
     rid: str
     index: int
-    planned_mono_ns: int
     outcome: Outcome
+    planned_mono_ns: int | None = None
     sent_mono_ns: int | None = None
     first_byte_mono_ns: int | None = None
     first_token_mono_ns: int | None = None

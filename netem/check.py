@@ -59,6 +59,7 @@ def measure_path(path: Path, flows: int = FLOWS, bulk_s: float = _BULK_S) -> Lin
             timeout_s=_MEASURE_TIMEOUT_S,
         ) as (client, _):
             answer = client.ask({"op": "measure"})
+        path.withdraw(path.far, server["port"])
     return LinkCheck(
         rtt_min_s=answer["rtt_min_s"],
         rtt_p50_s=answer["rtt_p50_s"],

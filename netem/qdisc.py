@@ -9,6 +9,7 @@ older fields filled in ticks of 64 ns; a rate above 2^32 - 1 bytes/s needs RATE6
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _U32_MAX = 2**32 - 1
 _TICK_NS = 64
 _ETHERNET_BYTES = 14
 _ROOT_HANDLE = 0x10000
+_PLUGINS_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def add_netem(interface: str, netem: Netem) -> None:
 
 def read_counters(*interfaces: str) -> tuple[QdiscCounters, ...]:
     """The totals of the root qdiscs of interfaces of the current namespace."""
-    with IPRoute() as route, _own_plugin():
+    with IPRoute() as route:
         by_index = {
             message["index"]: message.get_attr("TCA_STATS2")
             for message in route.get_qdiscs()
@@ -177,14 +179,15 @@ def _probability(fraction: float) -> int:
 @contextmanager
 def _own_plugin() -> Iterator[None]:
     """pyroute2 finds encoders in a table of its own; ours stands in it for the duration."""
-    theirs = plugins["netem"]
-    plugins["netem"] = SimpleNamespace(
-        parent=TC_H_ROOT,
-        options=options,
-        get_parameters=lambda request: encode(request["netem"]),
-        fix_request=lambda request: request.pop("netem", None),
-    )
-    try:
-        yield
-    finally:
-        plugins["netem"] = theirs
+    with _PLUGINS_LOCK:
+        theirs = plugins["netem"]
+        plugins["netem"] = SimpleNamespace(
+            parent=TC_H_ROOT,
+            options=options,
+            get_parameters=lambda request: encode(request["netem"]),
+            fix_request=lambda request: request.pop("netem", None),
+        )
+        try:
+            yield
+        finally:
+            plugins["netem"] = theirs

@@ -14,7 +14,8 @@ Bounds: a direction stops reading at ``limit_bytes`` held; a connection at what 
 by its receiver, so that one stuck receiver does not stop the others.
 
 Requests (see ``netem.control``): ``{"op": "listen", "host", "port", "server_site"}`` answers
-``{"host", "port"}``; ``{"op": "counters"}``. End of standard input ends the process.
+``{"host", "port"}``; ``{"op": "withdraw", "port", "server_site"}``; ``{"op": "counters"}``. End of
+standard input ends the process.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _MAX_CHUNK_BYTES, _MIN_CHUNK_BYTES = 65536, 1448
 _CHUNK_S = 0.25e-3
 _BUFFER_BYTES = 1 << 20
 #: select(2) takes descriptors below 1024 and a connection needs two.
-_MAX_CONNECTIONS, _MAX_LISTENERS = 450, 50
+_MAX_CONNECTIONS, _MAX_LISTENERS = 350, 256
 _CONNECT_TIMEOUT_S = 10.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 #: The direction of a request and of a reply, by the site of the server.
@@ -245,7 +246,7 @@ class Relay:
             name: Direction(loop, configuration) for name in ("near_to_far", "far_to_near")
         }
         self.connections: set[Connection] = set()
-        self._listening: dict[tuple[str, int], tuple[str, int]] = {}
+        self._listeners: dict[tuple[str, int], asyncio.Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, connection: Connection) -> None:
@@ -266,16 +267,25 @@ class Relay:
                 }
                 return counters | {"mono_ns": time.monotonic_ns()}
             case {"op": "listen", "host": host, "port": port, "server_site": site}:
-                if (site, port) not in self._listening and len(self._listening) >= _MAX_LISTENERS:
-                    return {"error": f"more than {_MAX_LISTENERS} servers exposed"}
-                if (site, port) not in self._listening:
-                    listener = await self.loop.create_server(
-                        lambda: Connection(self, site, (host, port)).client, _HOST, 0
-                    )
-                    self._listening[site, port] = listener.sockets[0].getsockname()[:2]
-                address, listening_port = self._listening[site, port]
-                return {"host": address, "port": listening_port}
+                return await self._listen(site, host, port)
+            case {"op": "withdraw", "port": port, "server_site": site}:
+                if (listener := self._listeners.pop((site, port), None)) is not None:
+                    listener.close()
+                return {}
         return {"error": f"unknown request {request!r}"}
+
+    async def _listen(self, site: str, host: str, port: int) -> dict[str, Any]:
+        """The listener for a server; the same one when it is asked for again."""
+        listener = self._listeners.get((site, port))
+        if listener is None:
+            if len(self._listeners) >= _MAX_LISTENERS:
+                return {"error": f"{_MAX_LISTENERS} servers are exposed already; withdraw some"}
+            listener = await self.loop.create_server(
+                lambda: Connection(self, site, (host, port)).client, _HOST, 0
+            )
+            self._listeners[site, port] = listener
+        address, listening_port = listener.sockets[0].getsockname()
+        return {"host": address, "port": listening_port}
 
     def close(self) -> None:
         for task in self._tasks:

@@ -30,6 +30,9 @@ class RelayPath:
         )
         return answer["host"], answer["port"]
 
+    def withdraw(self, site: Site, port: int) -> None:
+        self.relay.ask({"op": "withdraw", "port": port, "server_site": site.name})
+
     def counters(self) -> LinkCounters:
         return counters_from_answer(self.relay.ask({"op": "counters"}))
 

@@ -53,6 +53,9 @@ class RoutedPath:
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         return site.address, port
 
+    def withdraw(self, site: Site, port: int) -> None:
+        """Nothing was set up by ``expose``."""
+
     def counters(self) -> LinkCounters:
         a_near, a_far = self.a.run(lambda: read_counters(_TO_NEAR, _TO_FAR))
         b_near, b_far = self.b.run(lambda: read_counters(_TO_NEAR, _TO_FAR))

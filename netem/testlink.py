@@ -26,7 +26,7 @@ __all__ = [
     "LinkSpec",
     "Site",
     "SiteName",
-    "OpenLink",
+    "TestLink",
     "link_failures",
     "open_link",
 ]
@@ -44,8 +44,10 @@ _BACKENDS: dict[BackendName, Opener] = {
 
 
 @dataclass(frozen=True)
-class OpenLink:
+class TestLink:
     """An open link. ``notes`` says where and why what runs departs from ``spec``."""
+
+    __test__ = False  # pytest takes the name for a test case
 
     spec: LinkSpec
     backend: BackendName
@@ -68,6 +70,10 @@ class OpenLink:
         """Where the other site reaches a server that listens on ``(site.address, port)``."""
         return self.path.expose(site, port)
 
+    def withdraw(self, site: Site, port: int) -> None:
+        """The server that was exposed is gone; connections that stand are not touched."""
+        self.path.withdraw(site, port)
+
     def counters(self) -> LinkCounters:
         """Totals since the link was opened, the probes of ``verify`` included."""
         return self.path.counters()
@@ -80,7 +86,7 @@ class OpenLink:
 @contextmanager
 def open_link(
     spec: LinkSpec, backend: Literal["auto"] | BackendName = "auto"
-) -> Iterator[OpenLink]:
+) -> Iterator[TestLink]:
     """Build the link; everything is gone when the context ends, or the process.
 
     LinkError when it cannot be built: the message says what the machine lacks.
@@ -91,7 +97,7 @@ def open_link(
             chosen, path = _best(spec, stack, notes)
         else:
             chosen, path = backend, _asked_for(spec, backend, stack)
-        yield OpenLink(spec, chosen, (*notes, *path.notes), path)
+        yield TestLink(spec, chosen, (*notes, *path.notes), path)
 
 
 def _best(spec: LinkSpec, stack: ExitStack, notes: list[str]) -> tuple[BackendName, Path]:

@@ -48,6 +48,9 @@ class ForwarderPath:
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         return site.address, port
 
+    def withdraw(self, site: Site, port: int) -> None:
+        """Nothing was set up by ``expose``."""
+
     def counters(self) -> LinkCounters:
         return counters_from_answer(self.forwarder.ask({"op": "counters"}))
 

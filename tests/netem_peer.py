@@ -55,12 +55,12 @@ def send(host: str, port: str, size: str) -> None:
         answer = b""
         while data := connection.recv(4096):
             answer += data
-    elapsed_s = time.monotonic() - start_s
     say(
         {
             "answer": json.loads(answer),
             "sha256": hashlib.sha256(payload).hexdigest(),
-            "elapsed_s": elapsed_s,
+            "start_s": start_s,
+            "end_s": time.monotonic(),
         }
     )
 

@@ -1,10 +1,10 @@
-"""Emulated compute: planned time, first come first served, slots conserved, tokens of the prompt."""
+"""Emulated compute: planned time, FCFS prefill, slots conserved, tokens of the prompt."""
 
 import asyncio
 import statistics
 import time
-from array import array
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,9 @@ from harness.engine.emulated import (
     PrefillJob,
     Slots,
     chunk_ends,
-    prompt_hash,
     token_at,
 )
+from harness.engine.protocol import prompt_of_ids
 from harness.engine.timeline import Alarm
 from harness.profile_file import load_profile
 
@@ -172,7 +172,7 @@ def test_chunks_cover_every_token_once_and_hold_back_neither_of_the_first_two(
     assert ends == sorted(set(ends))
     assert ends[-1] == output_tokens
     assert ends[:2] == list(range(1, min(output_tokens, 2) + 1))
-    assert all(b - a <= interval for a, b in zip(ends[1:], ends[2:], strict=False))
+    assert all(b - a <= interval for a, b in pairwise(ends[1:]))
 
 
 def test_decode_keeps_its_steps_and_gives_its_slot_back() -> None:
@@ -216,7 +216,7 @@ def test_a_client_that_goes_away_frees_its_slot(fault: BaseException) -> None:
 
 
 def test_tokens_depend_on_the_prompt_and_the_position_alone() -> None:
-    one, other = prompt_hash(array("I", [1, 2, 3])), prompt_hash(array("I", [1, 2, 4]))
+    one, other = prompt_of_ids(b"[1,2,3]").digest, prompt_of_ids(b"[1,2,4]").digest
     assert [token_at(one, i) for i in range(8)] == [token_at(one, i) for i in range(8)]
     assert [token_at(one, i) for i in range(8)] != [token_at(other, i) for i in range(8)]
     assert all(10_000 <= token_at(one, i) <= 99_999 for i in range(1000))

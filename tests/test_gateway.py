@@ -6,14 +6,14 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from harness.engine.emulated import prompt_hash, token_at
 from live import Live, live, scenario
+
+from harness.engine.emulated import token_at
+from harness.engine.protocol import prompt_of_ids
 
 IDS = list(range(20_000, 20_300))
 
@@ -54,8 +54,8 @@ def get(served: Live, path: str) -> str:
 
 
 def expected_ids(ids: list[int], count: int) -> list[int]:
-    prompt = prompt_hash(array("I", ids))
-    return [token_at(prompt, position) for position in range(count)]
+    digest = prompt_of_ids(json.dumps(ids).encode()).digest
+    return [token_at(digest, position) for position in range(count)]
 
 
 def test_generate_answers_the_prompts_own_tokens(served: Live) -> None:

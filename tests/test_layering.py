@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 
 #: Floors from the bottom up; a module may import from its own floor and from those below.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core import EngineError
-from harness.engine.protocol import GenerateChunk, MetaInfo, decode_ids, ids_of_text
+from harness.engine.protocol import GenerateChunk, MetaInfo, prompt_of_ids, prompt_of_text
 from harness.openai import (
     parse_generate,
     parse_openai,
@@ -40,7 +40,7 @@ def test_token_ids_pass_through_untouched() -> None:
 def test_text_becomes_one_token_a_byte() -> None:
     call = parse_openai(completions(prompt="h\u00e9"), "completions")
     assert call.body.text == "h\u00e9"
-    assert list(ids_of_text(call.body.text)) == [0x68, 0xC3, 0xA9]
+    assert prompt_of_text(call.body.text) == prompt_of_ids(b"[104, 195, 169]")
 
 
 def test_chat_joins_turns_and_text_parts() -> None:
@@ -73,10 +73,10 @@ def test_a_wrong_body_is_refused_by_name(raw: bytes, said: str) -> None:
         parse_openai(raw, "completions")
 
 
-@pytest.mark.parametrize("ids", [b"[1.5]", b"[-1]", b'["a"]', b"[4294967296]", b"[null]"])
+@pytest.mark.parametrize("ids", [b"[1.5]", b"[-1]", b'["a"]', b"[[1]]", b"[null]", b"[]", b"{}"])
 def test_ids_that_are_no_token_ids_are_refused(ids: bytes) -> None:
-    with pytest.raises(EngineError, match="input_ids must be"):
-        decode_ids(ids)
+    with pytest.raises(EngineError, match="prompt"):
+        prompt_of_ids(ids)
 
 
 @given(st.binary(max_size=200))
@@ -92,9 +92,14 @@ def test_garbage_never_raises_anything_else(raw: bytes) -> None:
             continue
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
-def test_ids_round_trip(ids: list[int]) -> None:
-    assert list(decode_ids(json.dumps(ids).encode())) == ids
+@given(ids=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50), other=st.integers(0, 9))
+def test_a_prompt_is_counted_and_hashed_whatever_its_white_space(
+    ids: list[int], other: int
+) -> None:
+    prompt = prompt_of_ids(json.dumps(ids).encode())
+    assert prompt.tokens == len(ids)
+    assert prompt_of_ids(json.dumps(ids, indent=1, separators=(" ,\t", ":")).encode()) == prompt
+    assert prompt_of_ids(json.dumps([*ids, other]).encode()).digest != prompt.digest
 
 
 def test_usage_rides_on_every_chunk_where_asked() -> None:

@@ -243,7 +243,7 @@ def test_residual_needs_every_term() -> None:
 def test_token_times_agree_with_a_token_by_token_count(chunks: list[tuple[int, int]]) -> None:
     at_ns = tuple(np.cumsum([gap for gap, _ in chunks]).tolist())
     tokens = tuple(count for _, count in chunks)
-    found = token_times(ClientRow("a", 0, 0, "completed", chunk_mono_ns=at_ns, chunk_tokens=tokens))
+    found = token_times(ClientRow("a", 0, "completed", 0, chunk_mono_ns=at_ns, chunk_tokens=tokens))
     stamps = [at for at, count in zip(at_ns, tokens, strict=True) for _ in range(count)]
     if len(stamps) < 2:
         assert found.tpot_s is None

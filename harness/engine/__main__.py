@@ -1,6 +1,5 @@
 """``python -m harness.engine``: a worker process, configured by its first line of stdin."""
 
-import asyncio
 import gc
 import signal
 import sys

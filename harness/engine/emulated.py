@@ -14,7 +14,6 @@ token would answer something else.
 import asyncio
 import random
 import time
-from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -30,14 +29,9 @@ from harness.profile import Profile
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 10_000, 90_000
 
 
-def prompt_hash(ids: "array[int]") -> int:
-    """Hash of a whole prompt."""
-    return xxhash.xxh3_64_intdigest(ids.tobytes())
-
-
-def token_at(prompt: int, position: int) -> int:
+def token_at(digest: int, position: int) -> int:
     """The token that the emulated model generates at ``position`` (0 is the first) of a prompt."""
-    mixed = xxhash.xxh3_64_intdigest(position.to_bytes(4, "little"), seed=prompt)
+    mixed = xxhash.xxh3_64_intdigest(position.to_bytes(4, "little"), seed=digest)
     return FIRST_TOKEN_ID + mixed % NUM_TOKEN_IDS
 
 
@@ -204,7 +198,7 @@ class EmulatedDecode:
         output_tokens: int,
         emit: Callable[[int], Awaitable[None]],
     ) -> float:
-        """Call ``emit(total)`` as tokens come due; gives the worst lateness in seconds of wall time.
+        """Call ``emit(total)`` as tokens come due; gives the worst lateness in wall seconds.
 
         Tokens 1 and 2 are never held back; later ones leave a stream interval at a time, when the
         last of them is due. The slot is released at the planned end, whatever happens.

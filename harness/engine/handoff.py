@@ -9,7 +9,6 @@ grants it before the registration, so that prefill waits for decode (as SGLang d
 
 import asyncio
 import time
-from array import array
 from collections.abc import Awaitable, Callable
 
 import aiohttp
@@ -21,7 +20,6 @@ from harness.engine.emulated import (
     EmulatedPrefill,
     KvBytes,
     PrefillJob,
-    prompt_hash,
     token_at,
 )
 from harness.engine.protocol import (
@@ -30,6 +28,7 @@ from harness.engine.protocol import (
     GenerateChunk,
     MetaInfo,
     PrefillSpan,
+    Prompt,
     Registration,
     Spans,
     encode,
@@ -100,9 +99,7 @@ class PrefillEnd:
         self._opened_mono_s.pop(room, None)
         self._serving.discard(room)
 
-    async def serve(
-        self, body: GenerateBody, ids: "array[int]", received_ns: int, send: Send
-    ) -> None:
+    async def serve(self, body: GenerateBody, prompt: Prompt, received_ns: int, send: Send) -> None:
         """Prefill one request and push its KV; raises TransportError when the KV did not arrive."""
         assert body.bootstrap_room is not None
         room = body.bootstrap_room
@@ -110,10 +107,10 @@ class PrefillEnd:
         if room in self._serving:
             raise EngineError(f"room {room} is being prefilled already")
         self._serving.add(room)
-        layer_bytes = self._kv.layer_bytes(len(ids))
+        layer_bytes = self._kv.layer_bytes(prompt.tokens)
         layers: asyncio.Queue[int] = asyncio.Queue()
         started = asyncio.Event()
-        first_token = token_at(prompt_hash(ids), 0)
+        first_token = token_at(prompt.digest, 0)
         sending: asyncio.Task[Receipt] | None = None
         try:
             if self._config.admission == "reserve_first":
@@ -122,7 +119,7 @@ class PrefillEnd:
                 self._push(room, registration, started, layer_bytes, layers, first_token)
             )
             job = PrefillJob(
-                tokens=len(ids),
+                tokens=prompt.tokens,
                 received_mono_ns=received_ns,
                 ready_mono_ns=time.monotonic_ns(),
                 num_layers=len(layer_bytes),
@@ -130,13 +127,13 @@ class PrefillEnd:
                 on_start=started.set,
             )
             prefilling = asyncio.create_task(self._engine.prefill(job))
-            await self._tell_start(started, prefilling, sending, body, ids, send)
+            await self._tell_start(started, prefilling, sending, body, prompt, send)
             span = await prefilling
-            await send(_prefill_chunk(body, ids, "prefill_done", span, [first_token]))
+            await send(_prefill_chunk(body, prompt, "prefill_done", span, [first_token]))
             receipt = await sending
             span.kv_acked_mono_ns = receipt.acked_mono_ns
             span.kv_wire_bytes_sent = receipt.payload_bytes
-            await send(_prefill_chunk(body, ids, "transfer_done", span, []))
+            await send(_prefill_chunk(body, prompt, "transfer_done", span, []))
         finally:
             if sending is not None and not sending.done():
                 sending.cancel()
@@ -149,7 +146,7 @@ class PrefillEnd:
         prefilling: "asyncio.Task[PrefillSpan]",
         sending: "asyncio.Task[Receipt]",
         body: GenerateBody,
-        ids: "array[int]",
+        prompt: Prompt,
         send: Send,
     ) -> None:
         """Report the start; a transfer that fails first ends the request and frees its turn."""
@@ -158,7 +155,7 @@ class PrefillEnd:
             await asyncio.wait({starting, sending}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
-            await send(_prefill_chunk(body, ids, "prefill_started", None, []))
+            await send(_prefill_chunk(body, prompt, "prefill_started", None, []))
             await asyncio.wait({prefilling, sending}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done() and not prefilling.done():
                 sending.result()
@@ -232,9 +229,7 @@ class DecodeEnd:
     def busy_s(self) -> float:
         return self._engine.busy_s
 
-    async def serve(
-        self, body: GenerateBody, ids: "array[int]", received_ns: int, send: Send
-    ) -> None:
+    async def serve(self, body: GenerateBody, prompt: Prompt, received_ns: int, send: Send) -> None:
         """Take the KV of one request, admit it and stream its tokens."""
         assert body.bootstrap_room is not None
         room = body.bootstrap_room
@@ -252,7 +247,7 @@ class DecodeEnd:
                 self._receiver.discard(room, "the request ended at the decode instance")
                 raise
             try:
-                self._check(got.payload_bytes, len(ids), room)
+                self._check(got.payload_bytes, prompt.tokens, room)
                 first_token = int.from_bytes(got.meta, "little")
                 landed_ns, wire_bytes, layers = (
                     got.last_byte_mono_ns,
@@ -271,29 +266,28 @@ class DecodeEnd:
                 slots.release(time.monotonic_ns())
             raise
         span = DecodeSpan(received_ns, landed_ns, granted_ns, 0, None, wire_bytes, layers, 0, 0.0)
-        await self._stream(body, ids, first_token, span, send)
+        await self._stream(body, prompt, first_token, span, send)
 
     async def _stream(
         self,
         body: GenerateBody,
-        ids: "array[int]",
+        prompt: Prompt,
         first_token: int,
         span: DecodeSpan,
         send: Send,
     ) -> None:
-        prompt = prompt_hash(ids)
         output_tokens = body.sampling_params.max_new_tokens
         sent = 0
 
         async def emit(total: int) -> None:
             nonlocal sent
-            tokens = [token_at(prompt, position) for position in range(sent, total)]
+            tokens = [token_at(prompt.digest, position) for position in range(sent, total)]
             if sent == 0:
                 tokens[0] = first_token
             sent = total
             meta = MetaInfo(
                 id=body.rid or "",
-                prompt_tokens=len(ids),
+                prompt_tokens=prompt.tokens,
                 completion_tokens=total,
                 cached_tokens=span.cached_tokens,
             )
@@ -302,13 +296,11 @@ class DecodeEnd:
             if not span.first_written_mono_ns:
                 span.first_written_mono_ns = time.monotonic_ns()
 
-        span.late_s = await self._engine.decode(
-            span.granted_mono_ns, output_tokens, emit
-        )
+        span.late_s = await self._engine.decode(span.granted_mono_ns, output_tokens, emit)
         span.end_mono_ns = time.monotonic_ns()
         meta = MetaInfo(
             id=body.rid or "",
-            prompt_tokens=len(ids),
+            prompt_tokens=prompt.tokens,
             completion_tokens=output_tokens,
             cached_tokens=span.cached_tokens,
             finish_reason=STOP,
@@ -354,14 +346,14 @@ class DecodeEnd:
 
 def _prefill_chunk(
     body: GenerateBody,
-    ids: "array[int]",
+    prompt: Prompt,
     event: str,
     span: PrefillSpan | None,
     tokens: list[int],
 ) -> GenerateChunk:
     meta = MetaInfo(
         id=body.rid or "",
-        prompt_tokens=len(ids),
+        prompt_tokens=prompt.tokens,
         completion_tokens=int(event != "prefill_started"),
         prfaas=Spans(event=event, prefill=span),
     )

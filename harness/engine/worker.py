@@ -10,7 +10,6 @@ prefill again silently. Everything that may cross clusters carries the run's key
 import asyncio
 import hmac
 import time
-from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -34,9 +33,9 @@ from harness.engine.protocol import (
     SSE_HEADERS,
     GenerateBody,
     GenerateChunk,
+    Prompt,
     Registration,
-    decode_ids,
-    ids_of_text,
+    prompt_of,
 )
 from harness.engine.timeline import Alarm
 from harness.openai import (
@@ -49,7 +48,7 @@ from harness.openai import (
     render_whole,
 )
 from harness.profile_file import load_profile
-from harness.server import running, serve_http
+from harness.server import read_body, running, serve_http
 from harness.transport.receiver import KvReceiver
 from harness.transport.sender import KvSender
 
@@ -92,31 +91,33 @@ class Front:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         received_ns = time.monotonic_ns()
-        return await self._serve(request, parse_generate(await request.read()), received_ns)
+        return await self._serve(
+            request, parse_generate(await read_body(request, MAX_BODY_BYTES)), received_ns
+        )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         received_ns = time.monotonic_ns()
-        call = parse_openai(await request.read(), "completions")
+        call = parse_openai(await read_body(request, MAX_BODY_BYTES), "completions")
         return await self._serve(request, call, received_ns)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         received_ns = time.monotonic_ns()
-        return await self._serve(request, parse_openai(await request.read(), "chat"), received_ns)
+        return await self._serve(
+            request, parse_openai(await read_body(request, MAX_BODY_BYTES), "chat"), received_ns
+        )
 
     async def _serve(
         self, request: web.Request, call: Call, received_ns: int
     ) -> web.StreamResponse:
         body = call.body
-        ids = decode_ids(body.input_ids) if body.input_ids else ids_of_text(body.text or "")
-        if not ids:
-            raise EngineError("the prompt is empty")
+        prompt = prompt_of(body)
         if body.bootstrap_room is None:
             raise EngineError(
                 f"{self._config.name} is one half of a disaggregated pair: the request needs "
                 "bootstrap_host, bootstrap_port and bootstrap_room"
             )
         if not body.stream:
-            return await self._whole(call, body, ids, received_ns)
+            return await self._whole(call, body, prompt, received_ns)
         response = web.StreamResponse(headers=SSE_HEADERS)
         last: GenerateChunk | None = None
 
@@ -128,7 +129,7 @@ class Front:
             await response.write(render_chunk(call, chunk))
 
         try:
-            await self._end.serve(body, ids, received_ns, send)
+            await self._end.serve(body, prompt, received_ns, send)
         except PrfaasError as error:
             if last is None:
                 return _refuse(500, str(error), phase_of(error))
@@ -142,7 +143,7 @@ class Front:
         return response
 
     async def _whole(
-        self, call: Call, body: GenerateBody, ids: "array[int]", received_ns: int
+        self, call: Call, body: GenerateBody, prompt: Prompt, received_ns: int
     ) -> web.Response:
         chunks: list[GenerateChunk] = []
 
@@ -150,7 +151,7 @@ class Front:
             chunks.append(chunk)
 
         try:
-            await self._end.serve(body, ids, received_ns, collect)
+            await self._end.serve(body, prompt, received_ns, collect)
         except PrfaasError as error:
             return _refuse(500, str(error), phase_of(error))
         answer = GenerateChunk(
@@ -163,7 +164,7 @@ class Front:
     async def _register(self, request: web.Request) -> web.Response:
         assert isinstance(self._end, PrefillEnd)
         try:
-            where = msgspec.json.decode(await request.read(), type=Registration)
+            where = msgspec.json.decode(await read_body(request, MAX_BODY_BYTES), type=Registration)
         except msgspec.MsgspecError as error:
             raise EngineError(f"the registration is not valid: {error}") from error
         self._end.register(int(request.match_info["room"]), where)
@@ -281,9 +282,7 @@ class Worker:
             self.ports[instance.name] = await serve_http(
                 stack, front.application(), config.address, instance.port, EngineError
             )
-        await stack.enter_async_context(
-            running(self._sample(metrics, senders, engines, link))
-        )
+        await stack.enter_async_context(running(self._sample(metrics, senders, engines, link)))
 
     def _route(self, bootstrap: str) -> tuple[str, int]:
         return self.kv_routes.get(bootstrap, (self._config.address, self.kv_port))

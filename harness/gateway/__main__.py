@@ -76,9 +76,7 @@ async def serve() -> None:
         except BaseExceptionGroup as failures:
             raise EngineError(str(failures.exceptions[0])) from failures
         front = Front(config, scheduler_of(config), upstream, requests, decisions)
-        port = await serve_http(
-            stack, front.application(), config.host, config.port, EngineError
-        )
+        port = await serve_http(stack, front.application(), config.host, config.port, EngineError)
         gc.collect()
         gc.freeze()
         tell("ready", port=port, canaries=len(routes))

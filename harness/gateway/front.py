@@ -20,9 +20,8 @@ from harness.engine.protocol import (
     DecodeSpan,
     GenerateChunk,
     PrefillSpan,
-    count_ids,
     encode,
-    ids_of_text,
+    prompt_of,
 )
 from harness.gateway.answer import Answer
 from harness.gateway.config import GatewayConfig
@@ -31,6 +30,7 @@ from harness.gateway.upstream import InstanceUnreachableError, Upstream
 from harness.openai import Call, parse_generate, parse_openai, render_error
 from harness.scheduling import events as ev
 from harness.scheduling.scheduler import Scheduler
+from harness.server import read_body
 
 
 class Flight:
@@ -115,11 +115,9 @@ class Front:
     ) -> web.StreamResponse:
         received_ns = time.monotonic_ns()
         try:
-            call = parse(await request.read())
+            call = parse(await read_body(request, MAX_BODY_BYTES))
             body = call.body
-            tokens = count_ids(body.input_ids) if body.input_ids else len(ids_of_text(body.text or ""))
-            if tokens == 0:
-                raise EngineError("the prompt is empty")
+            prompt = prompt_of(body)
         except EngineError as error:
             return _refuse(400, str(error), "invalid_request_error")
         if body.rid is None:
@@ -131,7 +129,7 @@ class Front:
         flight = Flight(body.rid, received_ns)
         self._flights[flight.rid] = flight
         try:
-            return await self._fly(request, call, flight, tokens)
+            return await self._fly(request, call, flight, prompt.tokens)
         finally:
             del self._flights[flight.rid]
 
@@ -171,9 +169,7 @@ class Front:
             self._requests.write(flight.row(answer))
             self._metrics.count(flight.outcome)
 
-    def _place(
-        self, flight: Flight, tokens: int, output_tokens: int
-    ) -> ev.Dispatch | ev.Reject:
+    def _place(self, flight: Flight, tokens: int, output_tokens: int) -> ev.Dispatch | ev.Reject:
         now_s = self._now_s()
         arrived = ev.Arrived(flight.rid, tokens, output_tokens)
         (action,) = self._scheduler.handle(arrived, now_s)
@@ -318,7 +314,4 @@ def _refuse(
     status: int, message: str, kind: str, headers: dict[str, str] | None = None
 ) -> web.Response:
     body = render_error(message, kind)
-    return web.Response(
-        status=status, body=body, content_type="application/json", headers=headers
-    )
-
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 import aiohttp
@@ -47,7 +47,7 @@ class Upstream:
             )
         )
 
-    async def stream(self, instance: str, body: bytes) -> AsyncIterator[GenerateChunk]:
+    async def stream(self, instance: str, body: bytes) -> AsyncGenerator[GenerateChunk, None]:
         """Events of ``/generate`` at an instance; EngineError when it fails or breaks off."""
         worker = self._workers[instance]
         url = f"http://{worker.host}:{worker.port}/generate"

@@ -5,6 +5,7 @@ the children in order. Closing a child's stdin asks it to stop; one that does no
 then killed, by its own process group. A harness that dies closes the pipes, which stops them too.
 """
 
+import contextlib
 import os
 import queue
 import signal
@@ -71,10 +72,8 @@ class Child:
         """Ask, then insist. Returns when the process is gone."""
         self.stopping = True
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it went first
             self.process.stdin.close()
-        except BrokenPipeError:
-            pass  # it went first
         for signum in (None, signal.SIGTERM, signal.SIGKILL):
             if signum is not None:
                 _signal_group(self.process, signum)
@@ -175,7 +174,5 @@ class Children:
 
 def _signal_group(process: "subprocess.Popen[bytes]", signum: signal.Signals) -> None:
     """Signal the group that the child leads, unless it is gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signum)
-    except ProcessLookupError:
-        pass

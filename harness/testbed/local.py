@@ -50,7 +50,12 @@ class LocalTestbed:
     """Context manager: the workers and the gateway of one deployment are up while it is open."""
 
     def __init__(
-        self, scenario: Scenario, deployment: Deployment, run: RunDirectory, cell: Cell, link: TestLink
+        self,
+        scenario: Scenario,
+        deployment: Deployment,
+        run: RunDirectory,
+        cell: Cell,
+        link: TestLink,
     ) -> None:
         self._scenario = scenario
         self._deployment = deployment
@@ -95,7 +100,9 @@ class LocalTestbed:
             for cluster, worker in workers.items()
         }
         addresses = {
-            instance.name: self._near_view(instance, int(ready[instance.cluster]["ports"][instance.name]))
+            instance.name: self._near_view(
+                instance, int(ready[instance.cluster]["ports"][instance.name])
+            )
             for instance in instances
         }
         kv_routes: dict[str, tuple[str, int]] = {}
