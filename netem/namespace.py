@@ -10,6 +10,7 @@ thread ends right after, so the caller never leaves its own.
 import ctypes
 import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -80,7 +81,7 @@ def namespace() -> Iterator[Namespace]:
 def set_address(interface: str, address: str, prefix_length: int) -> None:
     """Give an interface of the current namespace its address and bring it up."""
     with IPRoute() as route:
-        (index,) = route.link_lookup(ifname=interface)
+        index = socket.if_nametoindex(interface)
         route.addr("add", index=index, address=address, prefixlen=prefix_length)
         route.link("set", index=index, state="up")
 
@@ -110,7 +111,7 @@ def _prepare() -> None:
     if ipv6.exists():
         ipv6.write_text("1")
     with IPRoute() as route:
-        (loopback,) = route.link_lookup(ifname="lo")
+        loopback = socket.if_nametoindex("lo")
         route.link("set", index=loopback, state="up")
 
 

@@ -9,6 +9,8 @@ routers rather than at the senders leaves TCP's own queue limits in force there.
 hop also has a rate, ten times the link's: without one, jitter would reorder packets.
 """
 
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +27,7 @@ from netem.namespace import (
     namespace,
     set_address,
 )
-from netem.qdisc import Netem, QdiscCounters, add_netem, read_counters
+from netem.qdisc import Netem, QdiscCounters, QdiscReader, add_netem
 from netem.site import DirectionCounters, LinkCounters, Site
 
 _PREFIX_LENGTH = 24
@@ -47,8 +49,8 @@ class RoutedPath:
     notes: tuple[str, ...]
     near: Site
     far: Site
-    a: Namespace
-    b: Namespace
+    a: "Router"
+    b: "Router"
 
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         return site.address, port
@@ -57,11 +59,26 @@ class RoutedPath:
         """Nothing was set up by ``expose``."""
 
     def counters(self) -> LinkCounters:
-        a_near, a_far = self.a.run(lambda: read_counters(_TO_NEAR, _TO_FAR))
-        b_near, b_far = self.b.run(lambda: read_counters(_TO_NEAR, _TO_FAR))
+        a_near, a_far = self.a.read()
+        b_near, b_far = self.b.read()
         return LinkCounters(
             time.monotonic_ns(), _direction(a_far, b_far), _direction(b_near, a_near)
         )
+
+
+@dataclass(frozen=True)
+class Router:
+    """The qdiscs of one router: towards near and towards far."""
+
+    reader: QdiscReader
+    lock: threading.Lock
+    near_index: int
+    far_index: int
+
+    def read(self) -> tuple[QdiscCounters, QdiscCounters]:
+        with self.lock:
+            counters = self.reader.read()
+        return counters[self.near_index], counters[self.far_index]
 
 
 @contextmanager
@@ -96,9 +113,19 @@ def open_netem(spec: LinkSpec) -> Iterator[RoutedPath]:
             tuple(notes),
             Site("near", _NEAR, near.popen),
             Site("far", _FAR, far.popen),
-            a,
-            b,
+            _router(a, stack),
+            _router(b, stack),
         )
+
+
+def _router(place: Namespace, stack: ExitStack) -> Router:
+    def look() -> Router:
+        near_index, far_index = map(socket.if_nametoindex, (_TO_NEAR, _TO_FAR))
+        return Router(QdiscReader(), threading.Lock(), near_index, far_index)
+
+    router = place.run(look)
+    stack.callback(router.reader.close)
+    return router
 
 
 def _shape(a: Namespace, b: Namespace, applied: LinkSpec) -> None:
@@ -151,7 +178,7 @@ def _prepare_host(applied: LinkSpec, per_packet: bool) -> None:
     if per_packet:
         # One loss draw and one queue place per offload packet would be up to 45 times too mild.
         with IPRoute() as route:
-            (index,) = route.link_lookup(ifname=_TO_ROUTER)
+            index = socket.if_nametoindex(_TO_ROUTER)
             route.link("set", index=index, gso_max_segs=1)
     allow_window(applied.bdp_bytes)
 

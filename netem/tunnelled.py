@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -108,7 +109,7 @@ def _device(place: Namespace, address: str, applied: LinkSpec) -> int:
             fcntl.ioctl(device, _TUNSETIFF, request)
             fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO_ECN)
             with IPRoute() as route:
-                (index,) = route.link_lookup(ifname=_DEVICE)
+                index = socket.if_nametoindex(_DEVICE)
                 route.link("set", index=index, mtu=MTU_BYTES, txqlen=_DEVICE_QUEUE_PACKETS)
             set_address(_DEVICE, address, _PREFIX_LENGTH)
             allow_window(applied.bdp_bytes)

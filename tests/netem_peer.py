@@ -67,7 +67,7 @@ def send(host: str, port: str, size: str) -> None:
 
 def count(host: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
-        receiver.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 24)
+        receiver.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 27)
         receiver.bind((host, 0))
         say({"port": receiver.getsockname()[1]})
         numbers = []

@@ -26,6 +26,8 @@ from netem.units import parse_duration_s, parse_rate_bytes_per_s
 
 PEER = str(Path(__file__).with_name("netem_peer.py"))
 PATIENCE_S = 60
+#: A queue that holds all that a test sends, so that only what the test asks for is lost.
+DEEP = 100_000
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -153,7 +155,7 @@ def test_a_site_does_not_reach_itself_across_the_link(packet_backend: BackendNam
 
 def test_loss_has_its_rate_and_is_counted(packet_backend: BackendName) -> None:
     sent, loss = 20_000, 0.02
-    with open_link(spec(loss=loss), packet_backend) as link:
+    with open_link(spec(loss=loss, limit_packets=DEEP), packet_backend) as link:
         before = link.counters().near_to_far.dropped
         with Peer(link.far, "count", link.far.address) as receiver:
             port = receiver.says()["port"]
@@ -166,7 +168,8 @@ def test_loss_has_its_rate_and_is_counted(packet_backend: BackendName) -> None:
 
 
 def test_jitter_keeps_the_order(packet_backend: BackendName) -> None:
-    with open_link(spec(rtt="20ms", jitter_s=0.005), packet_backend) as link:
+    wanted = spec(rtt="20ms", jitter_s=0.005, limit_packets=DEEP)
+    with open_link(wanted, packet_backend) as link:
         with Peer(link.far, "count", link.far.address) as receiver:
             port = receiver.says()["port"]
             with Peer(link.near, "number", link.far.address, port, 2000) as sender:

@@ -130,6 +130,8 @@ class Front:
 
         try:
             await self._end.serve(body, prompt, received_ns, send)
+        except ConnectionResetError:
+            return response  # the gateway went away: nobody reads what is left
         except PrfaasError as error:
             if last is None:
                 return _refuse(500, str(error), phase_of(error))

@@ -15,7 +15,7 @@ from harness.core import EngineError, PrfaasError, Route
 from harness.engine.protocol import MAX_BODY_BYTES
 from harness.gateway.config import GatewayConfig
 from harness.gateway.front import Front
-from harness.gateway.upstream import Upstream
+from harness.gateway.upstream import Upstream, hand_over_trace
 from harness.profile_file import load_profile
 from harness.scheduling.config import transfer_tail_function
 from harness.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -60,6 +60,7 @@ async def serve() -> None:
                 # Deadlines are the gateway's own; a queue may hold a request for minutes.
                 timeout=aiohttp.ClientTimeout(total=None),
                 read_bufsize=MAX_BODY_BYTES,
+                trace_configs=[hand_over_trace()],
             )
         )
         upstream = Upstream(session, config.workers, config.worker_key)

@@ -26,11 +26,6 @@ class Answer:
         self.first_written_mono_ns: int | None = None
         self._last: GenerateChunk | None = None
 
-    @property
-    def started(self) -> bool:
-        """Whether the client has seen a status line."""
-        return self._response is not None
-
     async def send(self, chunk: GenerateChunk) -> None:
         """Pass on what is new in ``chunk`` (a worker's increment)."""
         arrived_ns = time.monotonic_ns()

@@ -144,7 +144,6 @@ class Front:
                 retry_s = max(1, round(dispatch.retry_after_s / self._config.time_scale))
                 return _refuse(429, dispatch.reason, "rejected", {"Retry-After": str(retry_s)})
             body = self._upstream.body(call.body, dispatch.route)
-            flight.dispatched_ns = time.monotonic_ns()
             async with asyncio.timeout(self._config.request_timeout_wall_s):
                 await self._both(flight, dispatch.route, body, answer)
             response = await answer.finish()
@@ -153,6 +152,10 @@ class Front:
         except asyncio.CancelledError:
             flight.failure_phase, flight.failure_message = "cancelled", "the client went away"
             raise
+        except ConnectionResetError:
+            # Writing found out before the loop did; upstream's own resets are EngineErrors.
+            flight.failure_phase, flight.failure_message = "cancelled", "the client went away"
+            return web.Response(status=499)
         except (PrfaasError, TimeoutError) as error:
             message = str(error) or (
                 f"no answer within {self._config.request_timeout_wall_s:g} s of wall time"
@@ -212,7 +215,10 @@ class Front:
             raise error from failures
 
     async def _prefill(self, flight: Flight, route: Route, body: bytes, answer: Answer) -> None:
-        async with aclosing(self._upstream.stream(route.prefill.name, body)) as chunks:
+        def handed_over() -> None:
+            flight.dispatched_ns = time.monotonic_ns()
+
+        async with aclosing(self._upstream.stream(route.prefill.name, body, handed_over)) as chunks:
             async for chunk in chunks:
                 spans = chunk.meta_info.prfaas
                 event = spans.event if spans else ""

@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import aiohttp
 import msgspec
@@ -14,6 +15,25 @@ from harness.gateway.config import WorkerAddress
 from harness.sse import SseError, SseParser
 
 CANARY_PROMPT_TOKENS = 16
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+def hand_over_trace() -> aiohttp.TraceConfig:
+    """Makes a session call a request's ``handed_over`` right before its bytes are written."""
+
+    async def on_chunk(
+        _session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        _sent: aiohttp.TraceRequestChunkSentParams,
+    ) -> None:
+        context.trace_request_ctx()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(on_chunk)
+    return trace
 
 
 class InstanceUnreachableError(EngineError):
@@ -47,12 +67,20 @@ class Upstream:
             )
         )
 
-    async def stream(self, instance: str, body: bytes) -> AsyncGenerator[GenerateChunk, None]:
-        """Events of ``/generate`` at an instance; EngineError when it fails or breaks off."""
+    async def stream(
+        self, instance: str, body: bytes, handed_over: Callable[[], None] = _nothing
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """Events of ``/generate`` at an instance; EngineError when it fails or breaks off.
+
+        ``handed_over`` is called when the request goes to the socket, connecting included: until
+        then its time is the gateway's.
+        """
         worker = self._workers[instance]
         url = f"http://{worker.host}:{worker.port}/generate"
         try:
-            async with self._session.post(url, data=body, headers=self._headers) as answer:
+            async with self._session.post(
+                url, data=body, headers=self._headers, trace_request_ctx=handed_over
+            ) as answer:
                 if answer.status != 200:
                     excerpt = (await answer.text())[:300]
                     raise EngineError(f"{instance} answered {answer.status}: {excerpt}")

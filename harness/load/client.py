@@ -1,17 +1,18 @@
 """One streaming completion over its own TCP connection: h11 above a gevent socket.
 
 Each request opens a connection, sends, reads to the end and closes; there is no pool, so that no
-request can wait for another. Connecting is therefore part of a request's latency (one round trip of
-the path to the gateway). The body is never assembled: headers and the fixed JSON are small, the
-prompt is a window of the shared pool handed to ``sendmsg`` as it lies. The arrival time of a chunk
-is taken when ``recv`` returns, before anything is parsed.
+request can wait for another. The connection is opened ``CONNECT_AHEAD_S`` before the planned send,
+as a client that keeps its connections alive would find it; where connecting takes longer the send
+is late, which the send lag shows. The body is never assembled: headers and the fixed JSON are
+small, the prompt is a window of the shared pool handed to ``sendmsg`` as it lies. The arrival time
+of a chunk is taken when ``recv`` returns, before anything is parsed.
 """
 
 import contextlib
 import resource
 import socket as blocking_socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import gevent
@@ -26,6 +27,8 @@ from harness.load.prompts import PromptPool
 from harness.load.spool import Row
 
 RECV_BYTES = 1 << 16
+#: Wall time; far above a loopback's or a metro link's round trip.
+CONNECT_AHEAD_S = 0.05
 #: A response larger than this is not a completion of at most a million tokens.
 MAX_RESPONSE_BYTES = 1 << 30
 #: How long to wait for the rest of an error's body, or for the end of a message after [DONE].
@@ -87,10 +90,17 @@ class Client:
         parts = (memoryview(top + head), prompt.window, memoryview(tail))
         return Prepared(connection, tuple(part for part in parts if part))
 
-    def exchange(self, request: Request, prepared: Prepared, row: Row) -> None:
-        """Send ``prepared`` and fill what ``row`` lacks; its ``sent_mono_ns`` is the caller's."""
+    def exchange(
+        self, request: Request, prepared: Prepared, row: Row, until_planned: Callable[[], None]
+    ) -> None:
+        """Connect, send as soon as ``until_planned`` returns, and fill what ``row`` lacks.
+
+        ``until_planned`` waits for the planned time and stamps ``row.sent_mono_ns``.
+
+        A row whose request was aborted before it was sent stays ``unsent``.
+        """
         stream = CompletionStream(request.input_tokens, request.output_tokens)
-        exchange = _Exchange(self, prepared, stream, row)
+        exchange = _Exchange(self, prepared, stream, row, until_planned)
         deadline = gevent.Timeout(self.timeout_s)
         deadline.start()
         try:
@@ -105,11 +115,13 @@ class Client:
             where = f"in phase {exchange.phase} after request_timeout_s = {self.timeout_s:g} s"
             _fail(row, StreamError("timeout", where))
         except Aborted:
+            if row.sent_mono_ns is None:
+                return
             _fail(row, StreamError("aborted", f"the run was stopped in phase {exchange.phase}"))
         finally:
             deadline.cancel()
             exchange.close()
-            if row.end_mono_ns is None:
+            if row.end_mono_ns is None and row.sent_mono_ns is not None:
                 row.end_mono_ns = time.monotonic_ns()
             row.first_token_mono_ns = stream.first_token_mono_ns
             row.chunk_mono_ns = stream.chunk_mono_ns
@@ -122,9 +134,15 @@ class _Exchange:
     """The course of one request over one socket. ``phase`` is what a failure now is blamed on."""
 
     def __init__(
-        self, client: Client, prepared: Prepared, stream: CompletionStream, row: Row
+        self,
+        client: Client,
+        prepared: Prepared,
+        stream: CompletionStream,
+        row: Row,
+        until_planned: Callable[[], None],
     ) -> None:
         self._client = client
+        self._until_planned = until_planned
         self._connection = prepared.connection
         self._parts = prepared.parts
         self._stream = stream
@@ -138,7 +156,11 @@ class _Exchange:
     def run(self) -> None:
         """Raises StreamError, and passes on gevent's Timeout and Aborted."""
         try:
-            self._connect()
+            try:
+                self._connect()
+            finally:
+                # A refused connection is a failure of its planned time, like any other.
+                self._until_planned()
             self.phase = "send"
             self._send()
             self.phase = "headers"

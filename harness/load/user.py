@@ -17,7 +17,7 @@ from locust.exception import StopUser
 from locust.stats import RequestStats
 
 from harness.core import LoadError, Request
-from harness.load.client import Aborted, Client, Prepared
+from harness.load.client import CONNECT_AHEAD_S, Aborted, Client, Prepared
 from harness.load.completion import StreamError
 from harness.load.plan import Plan
 from harness.load.spool import Row, Spool
@@ -107,13 +107,13 @@ class Replay:
         for request in self._schedule:
             prepared = self._client.prepare(request)
             planned_mono_ns = self._planned_mono_ns(request, start_mono_ns)
-            if not self._sleep_until(planned_mono_ns):
+            if not self._sleep_until(planned_mono_ns - round(CONNECT_AHEAD_S * 1e9)):
                 return
             row = Row(rid=request.rid, index=request.index, planned_mono_ns=planned_mono_ns)
             greenlet = gevent.Greenlet(self._perform, request, prepared, row, environment)
             greenlet.link_exception(lambda failed: self.fail(failed.exception))
             self._requests.start(greenlet)
-            # Let it leave before the next one is prepared, also when sends are due together.
+            # Let it connect before the next one is prepared, also when sends are due together.
             gevent.sleep(0)
 
     def _planned_mono_ns(self, request: Request, start_mono_ns: int) -> int:
@@ -134,18 +134,25 @@ class Replay:
     def _perform(
         self, request: Request, prepared: Prepared, row: Row, environment: Environment
     ) -> None:
-        assert row.planned_mono_ns is not None
-        row.sent_mono_ns = time.monotonic_ns()
+        planned_mono_ns = row.planned_mono_ns
+        assert planned_mono_ns is not None
         self._in_flight[row.rid] = row
-        self._lags_ns.append(row.sent_mono_ns - row.planned_mono_ns)
-        self._client.exchange(request, prepared, row)
+
+        def until_planned() -> None:
+            if not self._sleep_until(planned_mono_ns):
+                raise Aborted
+            row.sent_mono_ns = time.monotonic_ns()
+            self._lags_ns.append(row.sent_mono_ns - planned_mono_ns)
+
+        self._client.exchange(request, prepared, row, until_planned)
         del self._in_flight[row.rid]
         try:
             self._write(row)
         except OSError as error:
             self.fail(LoadError(f"the spool cannot be written: {error.strerror}."))
             return
-        self._fire(row, environment)
+        if row.outcome != "unsent":
+            self._fire(row, environment)
 
     def _write(self, row: Row) -> None:
         self._spool.append(row)
