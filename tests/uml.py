@@ -47,7 +47,8 @@ def run(command: list[str], memory: str, timeout_s: float) -> int:
         with (folder / "console").open("wb") as console:
             guest = subprocess.Popen(
                 [
-                    kernel, f"mem={memory}", f"umid={folder.name}", "root=/dev/root",
+                    kernel, f"mem={memory}", f"umid={folder.name}", f"uml_dir={folder}/",
+                    "root=/dev/root",
                     "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init",
                     "con=null", "con0=null,fd:1", "quiet", "panic=-1",
                 ],

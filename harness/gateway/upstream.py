@@ -15,6 +15,19 @@ from harness.gateway.config import WorkerAddress
 from harness.sse import SseError, SseParser
 
 CANARY_PROMPT_TOKENS = 16
+#: Of the body, sent together with the head.
+HEAD_BYTES = 64
+
+
+async def _head_first(body: bytes) -> AsyncIterator[bytes]:
+    """The body in two writes, so that the head leaves in a packet of its own.
+
+    A worker's clock starts when it has the head. In one write with a prompt the head would arrive
+    with the last byte of a segmentation-offload packet: 64 KiB later, half a millisecond at 1 Gbit/s
+    that no process would account for.
+    """
+    yield body[:HEAD_BYTES]
+    yield body[HEAD_BYTES:]
 
 
 def _nothing() -> None:
@@ -78,8 +91,9 @@ class Upstream:
         worker = self._workers[instance]
         url = f"http://{worker.host}:{worker.port}/generate"
         try:
+            headers = self._headers | {"Content-Length": str(len(body))}
             async with self._session.post(
-                url, data=body, headers=self._headers, trace_request_ctx=handed_over
+                url, data=_head_first(body), headers=headers, trace_request_ctx=handed_over
             ) as answer:
                 if answer.status != 200:
                     excerpt = (await answer.text())[:300]
