@@ -57,10 +57,11 @@ def verdict_table(document: dict[str, Any]) -> Table:
     table = Table(
         title=f"{document['verdict']} (link: {document['link_backend']}, "
         f"time scale {document['time_scale']:g}, byte scale {document['byte_scale']:g})",
-        caption="TTFT in s; capacity is the model's (T(E[l]) of the paper)",
+        caption="TTFT in s, measured; sim = simulated mean; "
+        "max = modelled capacity, Lambda_max in req/s. P99 needs 1,000 effective samples.",
     )
-    table.add_column("deployment")
-    for column in ("completed", "mean", "P50", "P90", "P99", "simulated mean", "Lambda_max req/s"):
+    table.add_column("deployment", no_wrap=True)
+    for column in ("completed", "mean", "P50", "P90", "P99", "sim", "max"):
         table.add_column(column, justify="right")
     for name, one in document["deployments"].items():
         table.add_row(
@@ -83,8 +84,8 @@ def _figure(value: float | None) -> str:
 def simulation_table(document: dict[str, Any]) -> Table:
     """The deployments side by side, as simulated."""
     table = Table(title=f"simulated: {document['scenario']}, {document['num_requests']} requests")
-    table.add_column("deployment")
-    for column in ("plan", "mean TTFT s", "P50", "P90", "busiest stage", "Lambda_max req/s"):
+    table.add_column("deployment", no_wrap=True)
+    for column in ("plan", "mean TTFT s", "P50", "P90", "busiest stage", "Lambda_max"):
         table.add_column(column, justify="right")
     for name, one in document["deployments"].items():
         plan = f"{one['num_prfaas']}/{one['num_prefill']}/{one['num_decode']}"

@@ -171,7 +171,7 @@ class DeploymentTable(_Table):
 
 
 class TestbedTable(_Table):
-    stream_interval_tokens: Annotated[int, Field(ge=1, le=65536)] = 32
+    stream_interval_tokens: Annotated[int, Field(ge=1, le=65536)] = 64
     """Tokens put together in one streamed chunk, after the second token."""
     link_backend: Literal["auto", "netem", "forwarder", "relay"] = "auto"
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0

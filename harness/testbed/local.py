@@ -68,6 +68,11 @@ class LocalTestbed:
         self._gateway: Child | None = None
         self.gateway_port = 0
 
+    @property
+    def priority(self) -> str:
+        """The scheduling priority that its processes run at."""
+        return self._children.priority
+
     def __enter__(self) -> Self:
         self._run.cell_path(self._cell).mkdir(parents=True, exist_ok=True)
         try:
