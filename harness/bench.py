@@ -19,12 +19,12 @@ from harness.architecture import wire_layer_bytes
 from harness.core import LinkError, PrfaasError
 from harness.machine import describe_clocks, describe_machine, describe_versions
 from harness.preparation import Prepared
-from harness.records import compact, write_expected, write_simulated
+from harness.record.run_directory import Cell, Manifest, RunDirectory
+from harness.record.spool import ExpectedRow, SimulatedRow
+from harness.record.tables import compact, write_expected, write_simulated
 from harness.report import write_report
-from harness.run_directory import Cell, Manifest, RunDirectory
 from harness.scenario import Scenario, scenario_hash, to_manifest
 from harness.simulator import Simulation
-from harness.spool import ExpectedRow, SimulatedRow
 from harness.testbed.local import LocalTestbed
 from harness.verdict import Verdict, judge
 from netem.link import LinkError as NetemLinkError

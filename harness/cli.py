@@ -175,9 +175,9 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from harness.records import compact
+    from harness.record.run_directory import RunDirectory
+    from harness.record.tables import compact
     from harness.report import write_report
-    from harness.run_directory import RunDirectory
     from harness.verdict import judge
 
     run = RunDirectory(options.run)

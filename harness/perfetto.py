@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.records import read_table
-from harness.run_directory import Manifest, RunDirectory, write_atomically
+from harness.record.run_directory import Manifest, RunDirectory, write_atomically
+from harness.record.tables import read_table
 
 #: Track kind, the columns where a span begins and ends, and the column that names its instance.
 _SPANS = (

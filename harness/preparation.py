@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from harness.core import Request
 from harness.deployment import Deployment
-from harness.run_directory import DeploymentModel
+from harness.record.run_directory import DeploymentModel
 from harness.scenario import Scenario
 from harness.scenario_change import with_plan
 from harness.simulator import Simulation, simulate

@@ -17,8 +17,8 @@ from harness import figures
 from harness.core import BUDGET_TERMS, ScenarioError
 from harness.perfetto import write_trace
 from harness.phrases import flat, interval_text, percent, quantile_text, rounded, scaled
-from harness.records import read_table
-from harness.run_directory import Manifest, RunDirectory
+from harness.record.run_directory import Manifest, RunDirectory
+from harness.record.tables import read_table
 from harness.verdict import OVERHEADS
 from reports.document import (
     Block,

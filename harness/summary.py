@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from harness.core import BUDGET_TERMS, Request
-from harness.run_directory import Cell, DeploymentModel, Manifest
+from harness.record.run_directory import Cell, DeploymentModel, Manifest
 from harness.statistics import (
     P99_MIN_EFFECTIVE,
     Blocks,

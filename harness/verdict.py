@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from harness.core import Request
-from harness.records import read_notes, read_table
-from harness.run_directory import Manifest, RunDirectory, json_bytes, write_atomically
+from harness.record.run_directory import Manifest, RunDirectory, json_bytes, write_atomically
+from harness.record.tables import read_notes, read_table
 from harness.statistics import nearest_rank
 from harness.summary import (
     LENGTH_BINS,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.run_directory import Cell, RunDirectory
+from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario, load_scenario
 from harness.testbed.local import LocalTestbed
 from harness.workload import build_schedule

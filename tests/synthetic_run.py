@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from harness.core import Instance, Request
-from harness.records import write_expected, write_simulated
-from harness.run_directory import Cell, DeploymentModel, Manifest, RunDirectory
-from harness.spool import (
+from harness.record.run_directory import Cell, DeploymentModel, Manifest, RunDirectory
+from harness.record.spool import (
     ClientRow,
     DecodeSpan,
     EngineRow,
@@ -26,6 +25,7 @@ from harness.spool import (
     PrefillSpan,
     SimulatedRow,
 )
+from harness.record.tables import write_expected, write_simulated
 
 MS = 1_000_000
 TIME_SCALE, BYTE_SCALE = 10.0, 1000.0

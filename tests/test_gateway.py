@@ -13,7 +13,7 @@ import pytest
 from live import Live, live, scenario
 
 from harness.engine.emulated import token_at
-from harness.engine.protocol import prompt_of_ids
+from harness.surface.generate import prompt_of_ids
 
 IDS = list(range(20_000, 20_300))
 

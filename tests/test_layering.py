@@ -1,17 +1,45 @@
-"""Imports point down only: netem and reports know nothing of harness, and harness has floors."""
+"""Imports point down only, decisions hold no clock, and locust stays in one package."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
-#: Floors from the bottom up; a module may import from its own floor and from those below.
+#: The rooms of ``harness`` from the ground up: one imports its own floor's modules never, those
+#: below it freely. A module that is not listed fails the test: give it a floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("core",),
-    ("datafile", "deployment", "child", "server", "sse", "machine"),
-    ("architecture", "profile", "statistics"),
-    ("profile_file",),
-    ("scenario", "scenario_file"),
+    ("core", "lognormal", "machine", "phrases", "statistics", "console"),
+    ("child", "datafile", "deployment", "profile", "record", "server", "surface", "transport"),
+    ("architecture", "load", "perfetto", "profile_file", "scenario_file", "summary", "trace"),
+    ("engine", "kv_path", "settings", "verdict"),
+    ("figures", "resolution"),
+    ("report", "scenario"),
+    ("scenario_change", "scheduling", "workload"),
+    ("gateway", "utilisation"),
+    ("simulator", "testbed", "throughput"),
+    ("preparation",),
+    ("bench", "simulation_summary"),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+PACKAGES = ("harness", "netem", "reports")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+#: Nothing that reads a clock, draws from a global generator or does I/O.
+IMPURE = {"time", "datetime", "random", "secrets", "socket", "asyncio", "threading", "subprocess"}
+PURE = (
+    "harness/scheduling",
+    "harness/surface/sse.py",
+    "harness/transport/wire.py",
+    "harness/transport/frames.py",
+    "harness/simulator.py",
+    "harness/throughput.py",
+    "harness/kv_path.py",
+    "netem/delayline.py",
 )
 
 
@@ -24,5 +52,60 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            found.add(node.module)
+            found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
     return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "harness").with_suffix("").parts[0]
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_imports_point_down(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    ours = {
+        name for name in imports_of(path) if name.split(".")[0] in {"harness", "netem", "reports"}
+    }
+    if package != "harness":
+        assert {name.split(".")[0] for name in ours} <= {package}
+        return
+    if room_of(path) == "__init__":
+        assert not ours
+        return
+    floor = FLOOR_OF[room_of(path)]
+    for name in ours:
+        parts = name.split(".")
+        if parts[0] != "harness" or len(parts) == 1 or parts[1] in {room_of(path), "__version__"}:
+            continue
+        assert FLOOR_OF[parts[1]] < floor, f"{label(path)} on floor {floor} imports {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_locust_and_gevent_stay_in_the_load_package(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports_of(path)}
+    if not label(path).startswith("harness/load/"):
+        assert not roots & {"locust", "gevent"}
+
+
+@pytest.mark.parametrize("place", PURE)
+def test_decisions_and_formats_hold_no_clock_socket_or_generator(place: str) -> None:
+    base = ROOT / place
+    for path in [base] if base.is_file() else sorted(base.rglob("*.py")):
+        roots = {name.split(".")[0] for name in imports_of(path)}
+        allowed = {"random"} if place == "netem/delayline.py" else set()  # its own, seeded
+        assert not (roots & IMPURE) - allowed, label(path)
+
+
+def test_the_model_and_the_plan_pull_in_nothing_heavy() -> None:
+    code = (
+        "import sys, harness.throughput, harness.load.plan, harness.load.prompts\n"
+        "print([m for m in ('torch', 'locust', 'gevent', 'pandas') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stdout.strip() == "[]"

@@ -81,7 +81,7 @@ def test_other_lengths_are_refused(num_tokens: int) -> None:
 
 def test_the_plain_modules_import_neither_locust_nor_gevent() -> None:
     code = (
-        "import sys, harness.load.plan, harness.load.prompts, harness.sse, "
+        "import sys, harness.load.plan, harness.load.prompts, harness.surface.sse, "
         "harness.load.completion, harness.load.spool\n"
         "sys.exit(any(name.split('.')[0] in ('locust', 'gevent') for name in sys.modules))"
     )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core import EngineError
-from harness.engine.protocol import GenerateChunk, MetaInfo, prompt_of_ids, prompt_of_text
-from harness.openai import (
+from harness.surface.generate import GenerateChunk, MetaInfo, prompt_of_ids, prompt_of_text
+from harness.surface.openai import (
     parse_generate,
     parse_openai,
     render_chunk,

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_run import BYTE_SCALE, HOPS_NS, TIME_SCALE, Built, Options, build, kv_bytes
 
-from harness.budget import budget_terms, residual_s, token_times
 from harness.core import BUDGET_TERMS, PrfaasError, ScenarioError
-from harness.records import COLUMNS, compact, read_notes, read_table, schema
-from harness.run_directory import RunDirectory
-from harness.spool import (
+from harness.record.budget import budget_terms, residual_s, token_times
+from harness.record.run_directory import RunDirectory
+from harness.record.spool import (
     ClientRow,
     DecodeSpan,
     GatewayRow,
@@ -27,6 +26,7 @@ from harness.spool import (
     WorkerRow,
     read_rows,
 )
+from harness.record.tables import COLUMNS, compact, read_notes, read_table, schema
 from harness.summary import floats
 
 SMALL = Options(num_requests=40)

@@ -13,7 +13,7 @@ from synthetic_run import Built, Options, build
 from harness import figures
 from harness.core import ScenarioError
 from harness.perfetto import trace_events
-from harness.records import compact, read_table
+from harness.record.tables import compact, read_table
 from harness.report import write_report
 from harness.verdict import judge
 from reports.render import render_png

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.sse import MAX_LINE_BYTES, Event, SseError, SseParser
+from harness.surface.sse import MAX_LINE_BYTES, Event, SseError, SseParser
 
 #: Pieces that meet every rule, among them characters of one to four bytes and lone ends of line.
 PIECES = st.sampled_from(

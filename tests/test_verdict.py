@@ -18,9 +18,9 @@ from synthetic_run import (
     read_json,
 )
 
-from harness.records import compact, write_simulated
-from harness.run_directory import DeploymentModel
-from harness.spool import SimulatedRow
+from harness.record.run_directory import DeploymentModel
+from harness.record.spool import SimulatedRow
+from harness.record.tables import compact, write_simulated
 from harness.verdict import Gates, Verdict, judge
 
 ISSUE_KEYS = {

@@ -31,8 +31,6 @@ async def work() -> None:
 
 
 def main() -> int:
-    # The alarm thread must get its turn quickly when the event loop parses a long prompt.
-    sys.setswitchinterval(0.0005)
     try:
         uvloop.run(work())
     except PrfaasError as error:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import xxhash
 
 from harness.architecture import Architecture, wire_layer_bytes
-from harness.engine.protocol import PrefillSpan
 from harness.engine.timeline import Alarm
 from harness.profile import Profile
+from harness.surface.generate import PrefillSpan
 
 #: Ids that are five digits wide, inside every vocabulary of this size class.
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 10_000, 90_000

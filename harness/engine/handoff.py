@@ -22,7 +22,7 @@ from harness.engine.emulated import (
     PrefillJob,
     token_at,
 )
-from harness.engine.protocol import (
+from harness.surface.generate import (
     DecodeSpan,
     GenerateBody,
     GenerateChunk,
@@ -294,6 +294,7 @@ class DecodeEnd:
             text = "".join(f" {token}" for token in tokens)
             await send(GenerateChunk(text, tokens, meta))
             if not span.first_written_mono_ns:
+                await asyncio.sleep(0)  # the event loop writes at the end of a turn
                 span.first_written_mono_ns = time.monotonic_ns()
 
         span.late_s = await self._engine.decode(span.granted_mono_ns, output_tokens, emit)

@@ -12,7 +12,7 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import aiohttp
@@ -27,7 +27,10 @@ from harness.engine.config import EngineConfig, InstanceConfig
 from harness.engine.emulated import EmulatedDecode, EmulatedPrefill, KvBytes
 from harness.engine.handoff import DecodeEnd, PrefillEnd
 from harness.engine.metrics import EngineMetrics
-from harness.engine.protocol import (
+from harness.engine.timeline import Alarm
+from harness.profile_file import load_profile
+from harness.server import arrival_mono_ns, read_body, running, serve_http
+from harness.surface.generate import (
     MAX_BODY_BYTES,
     SSE_DONE,
     SSE_HEADERS,
@@ -37,8 +40,7 @@ from harness.engine.protocol import (
     Registration,
     prompt_of,
 )
-from harness.engine.timeline import Alarm
-from harness.openai import (
+from harness.surface.openai import (
     Call,
     parse_generate,
     parse_openai,
@@ -47,12 +49,12 @@ from harness.openai import (
     render_usage,
     render_whole,
 )
-from harness.profile_file import load_profile
-from harness.server import read_body, running, serve_http
 from harness.transport.receiver import KvReceiver
 from harness.transport.sender import KvSender
+from harness.transport.tcp_info import TcpSample
 
 End = PrefillEnd | DecodeEnd
+TCP_COLUMNS = tuple(field.name for field in fields(TcpSample))
 
 
 class Front:
@@ -90,18 +92,18 @@ class Front:
             return _refuse(400, str(error), "invalid_request_error")
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        received_ns = time.monotonic_ns()
+        received_ns = await arrival_mono_ns()
         return await self._serve(
             request, parse_generate(await read_body(request, MAX_BODY_BYTES)), received_ns
         )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        received_ns = time.monotonic_ns()
+        received_ns = await arrival_mono_ns()
         call = parse_openai(await read_body(request, MAX_BODY_BYTES), "completions")
         return await self._serve(request, call, received_ns)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        received_ns = time.monotonic_ns()
+        received_ns = await arrival_mono_ns()
         return await self._serve(
             request, parse_openai(await read_body(request, MAX_BODY_BYTES), "chat"), received_ns
         )
@@ -310,7 +312,8 @@ class Worker:
                 metrics.observe(instance.name, end.queued, end.running, end.busy_s)
             engines.write_all(rows)
             link.write_all(
-                asdict(sample) | {"kind": "tcp", "cluster": self._config.cluster}
+                {"kind": "tcp", "cluster": self._config.cluster}
+                | {name: getattr(sample, name) for name in TCP_COLUMNS}
                 for sender in senders
                 for sample in sender.samples()
             )

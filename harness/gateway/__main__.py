@@ -12,14 +12,14 @@ import uvloop
 from harness.architecture import load_architecture
 from harness.child import Spool, each_order, open_orders, read_config, tell
 from harness.core import EngineError, PrfaasError, Route
-from harness.engine.protocol import MAX_BODY_BYTES
 from harness.gateway.config import GatewayConfig
 from harness.gateway.front import Front
-from harness.gateway.upstream import Upstream, hand_over_trace
+from harness.gateway.upstream import Upstream
 from harness.profile_file import load_profile
 from harness.scheduling.config import transfer_tail_function
 from harness.scheduling.scheduler import Scheduler, SchedulerConfig
 from harness.server import serve_http
+from harness.surface.generate import MAX_BODY_BYTES
 
 
 def scheduler_of(config: GatewayConfig) -> Scheduler:
@@ -60,7 +60,6 @@ async def serve() -> None:
                 # Deadlines are the gateway's own; a queue may hold a request for minutes.
                 timeout=aiohttp.ClientTimeout(total=None),
                 read_bufsize=MAX_BODY_BYTES,
-                trace_configs=[hand_over_trace()],
             )
         )
         upstream = Upstream(session, config.workers, config.worker_key)

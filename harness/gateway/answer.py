@@ -1,11 +1,12 @@
 """The answer to one client: streamed as chunks come, or collected and sent whole."""
 
+import asyncio
 import time
 
 from aiohttp import web
 
-from harness.engine.protocol import SSE_DONE, SSE_HEADERS, GenerateChunk
-from harness.openai import Call, render_chunk, render_usage, render_whole
+from harness.surface.generate import SSE_DONE, SSE_HEADERS, GenerateChunk
+from harness.surface.openai import Call, render_chunk, render_usage, render_whole
 
 
 class Answer:
@@ -44,7 +45,9 @@ class Answer:
             self._response = web.StreamResponse(headers=SSE_HEADERS)
             await self._response.prepare(self._request)
         await self._response.write(render_chunk(self._call, chunk))
-        self._note_first(arrived_ns)
+        if self.first_chunk_mono_ns is None:
+            await asyncio.sleep(0)  # the event loop writes at the end of a turn
+            self._note_first(arrived_ns)
 
     def _note_first(self, arrived_ns: int) -> None:
         if self.first_chunk_mono_ns is None:

@@ -15,7 +15,14 @@ from aiohttp import web
 
 from harness.child import Spool
 from harness.core import EngineError, PrfaasError, Route, ScenarioError
-from harness.engine.protocol import (
+from harness.gateway.answer import Answer
+from harness.gateway.config import GatewayConfig
+from harness.gateway.metrics import GatewayMetrics
+from harness.gateway.upstream import InstanceUnreachableError, Upstream
+from harness.scheduling import events as ev
+from harness.scheduling.scheduler import Scheduler
+from harness.server import arrival_mono_ns, read_body
+from harness.surface.generate import (
     MAX_BODY_BYTES,
     DecodeSpan,
     GenerateChunk,
@@ -23,14 +30,7 @@ from harness.engine.protocol import (
     encode,
     prompt_of,
 )
-from harness.gateway.answer import Answer
-from harness.gateway.config import GatewayConfig
-from harness.gateway.metrics import GatewayMetrics
-from harness.gateway.upstream import InstanceUnreachableError, Upstream
-from harness.openai import Call, parse_generate, parse_openai, render_error
-from harness.scheduling import events as ev
-from harness.scheduling.scheduler import Scheduler
-from harness.server import read_body
+from harness.surface.openai import Call, parse_generate, parse_openai, render_error
 
 
 class Flight:
@@ -40,6 +40,7 @@ class Flight:
         self.rid = rid
         self.received_ns = received_ns
         self.dispatched_ns: int | None = None
+        self.handed_over = asyncio.Event()
         self.route: Route | None = None
         self.threshold_tokens: int | None = None
         self.prefill: PrefillSpan | None = None
@@ -88,6 +89,8 @@ class Front:
         self._decisions = decisions
         self._metrics = GatewayMetrics()
         self._flights: dict[str, Flight] = {}
+        #: One prompt is parsed in a turn of the event loop, so that what arrives meanwhile is seen.
+        self._turn = asyncio.Lock()
         self.start_mono_ns = time.monotonic_ns()
 
     def application(self) -> web.Application:
@@ -113,11 +116,14 @@ class Front:
     async def _take(
         self, request: web.Request, parse: Callable[[bytes], Call]
     ) -> web.StreamResponse:
-        received_ns = time.monotonic_ns()
+        received_ns = await arrival_mono_ns()
         try:
-            call = parse(await read_body(request, MAX_BODY_BYTES))
-            body = call.body
-            prompt = prompt_of(body)
+            raw = await read_body(request, MAX_BODY_BYTES)
+            async with self._turn:
+                await asyncio.sleep(0)
+                call = parse(raw)
+                body = call.body
+                prompt = prompt_of(body)
         except EngineError as error:
             return _refuse(400, str(error), "invalid_request_error")
         if body.rid is None:
@@ -204,7 +210,7 @@ class Front:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(_raise_when(flight.lost))
                 prefill = group.create_task(self._prefill(flight, route, body, answer))
-                await asyncio.sleep(0)  # the prefill instance gets its request first
+                await flight.handed_over.wait()  # prefill is what the first token waits for
                 await self._decode(flight, route, body, answer)
                 await prefill
                 watching.cancel()
@@ -217,6 +223,7 @@ class Front:
     async def _prefill(self, flight: Flight, route: Route, body: bytes, answer: Answer) -> None:
         def handed_over() -> None:
             flight.dispatched_ns = time.monotonic_ns()
+            flight.handed_over.set()
 
         async with aclosing(self._upstream.stream(route.prefill.name, body, handed_over)) as chunks:
             async for chunk in chunks:

@@ -4,49 +4,36 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from types import SimpleNamespace
 
 import aiohttp
 import msgspec
 
 from harness.core import EngineError, Route
-from harness.engine.protocol import GenerateBody, GenerateChunk, decode_chunk, encode
 from harness.gateway.config import WorkerAddress
-from harness.sse import SseError, SseParser
+from harness.surface.generate import GenerateBody, GenerateChunk, decode_chunk, encode
+from harness.surface.sse import SseError, SseParser
 
 CANARY_PROMPT_TOKENS = 16
 #: Of the body, sent together with the head.
 HEAD_BYTES = 64
 
 
-async def _head_first(body: bytes) -> AsyncIterator[bytes]:
+async def _head_first(body: bytes, handed_over: Callable[[], None]) -> AsyncIterator[bytes]:
     """The body in two writes, so that the head leaves in a packet of its own.
 
     A worker's clock starts when it has the head. In one write with a prompt the head would arrive
-    with the last byte of a segmentation-offload packet: 64 KiB later, half a millisecond at 1 Gbit/s
-    that no process would account for.
+    with the last byte of a segmentation-offload packet: half a millisecond later at 1 Gbit/s. The
+    event loop writes at the end of a turn, so ``handed_over`` is called in the next one. No process
+    would account for either.
     """
     yield body[:HEAD_BYTES]
+    await asyncio.sleep(0)
+    handed_over()
     yield body[HEAD_BYTES:]
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
-
-
-def hand_over_trace() -> aiohttp.TraceConfig:
-    """Makes a session call a request's ``handed_over`` right before its bytes are written."""
-
-    async def on_chunk(
-        _session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        _sent: aiohttp.TraceRequestChunkSentParams,
-    ) -> None:
-        context.trace_request_ctx()
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_chunk_sent.append(on_chunk)
-    return trace
 
 
 class InstanceUnreachableError(EngineError):
@@ -85,15 +72,15 @@ class Upstream:
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Events of ``/generate`` at an instance; EngineError when it fails or breaks off.
 
-        ``handed_over`` is called when the request goes to the socket, connecting included: until
-        then its time is the gateway's.
+        ``handed_over`` is called when the request's head has gone to the socket, connecting
+        included: until then its time is the gateway's.
         """
         worker = self._workers[instance]
         url = f"http://{worker.host}:{worker.port}/generate"
         try:
             headers = self._headers | {"Content-Length": str(len(body))}
             async with self._session.post(
-                url, data=_head_first(body), headers=headers, trace_request_ctx=handed_over
+                url, data=_head_first(body, handed_over), headers=headers
             ) as answer:
                 if answer.status != 200:
                     excerpt = (await answer.text())[:300]
@@ -109,12 +96,17 @@ class Upstream:
 
     async def _events(self, content: aiohttp.StreamReader) -> AsyncIterator[GenerateChunk]:
         parser = SseParser()
+        done = False
+        # Read to the end of the message: a connection left in the middle of one is not used again.
         async for piece in content.iter_any():
             for event in parser.feed(piece):
-                if event.data == "[DONE]":
-                    return
-                yield decode_chunk(event.data)
-        raise EngineError("the stream ended before [DONE]")
+                if done:
+                    raise EngineError("the stream went on after [DONE]")
+                done = event.data == "[DONE]"
+                if not done:
+                    yield decode_chunk(event.data)
+        if not done:
+            raise EngineError("the stream ended before [DONE]")
 
     async def canary(self, routes: Sequence[Route]) -> None:
         """A short request through every prefill x decode pair; EngineError names a pair that fails.

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from harness.sse import Event, SseError, SseParser
+from harness.surface.sse import Event, SseError, SseParser
 
 FailurePhase = Literal[
     "connect",

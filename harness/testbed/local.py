@@ -20,7 +20,7 @@ from harness.deployment import Deployment
 from harness.engine.config import EngineConfig, InstanceConfig
 from harness.gateway.config import GatewayConfig, WorkerAddress
 from harness.load.plan import Plan, write_plan
-from harness.run_directory import Cell, RunDirectory
+from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_step_s
 from harness.testbed.children import Child, Children
@@ -218,12 +218,22 @@ class LocalTestbed:
     def _timeout_wall_s(self) -> float:
         return self._scenario.testbed.request_timeout_s / self._scenario.scale.time
 
-    def replay(self, salt: str, progress: Progress, started: Callable[[int], None]) -> LoadResult:
-        """Replay the run's schedule through the gateway; ``started`` is told the planned origin."""
+    def replay(
+        self,
+        salt: str,
+        progress: Progress,
+        started: Callable[[int], None],
+        address: tuple[str, int] | None = None,
+    ) -> LoadResult:
+        """Replay the run's schedule through the gateway; ``started`` is told the planned origin.
+
+        ``address`` is where the load finds the gateway, if not at its own address.
+        """
         assert self._gateway is not None
+        host, port = address or (self._link.near.address, self.gateway_port)
         plan = Plan(
-            host=self._link.near.address,
-            port=self.gateway_port,
+            host=host,
+            port=port,
             path="/v1/completions",
             api_key=None,
             model=self._scenario.model.name,

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.core import BUDGET_TERMS, ScenarioError
-from harness.join import (
+from harness.record.join import (
     CellRows,
     CellView,
     join_decisions,
@@ -29,8 +29,8 @@ from harness.join import (
     join_link,
     join_requests,
 )
-from harness.run_directory import Cell, RunDirectory, write_atomically
-from harness.spool import (
+from harness.record.run_directory import Cell, RunDirectory, write_atomically
+from harness.record.spool import (
     ClientRow,
     DecisionRow,
     EngineRow,

@@ -1,4 +1,4 @@
-"""Joins the spools of one deployment and repeat into rows of the tables of :mod:`harness.records`.
+"""Joins the spools of one deployment and repeat into rows of :mod:`harness.record.tables`.
 
 A client row, a gateway row and the workers' spans of a request meet by ``rid``; instants become
 scenario seconds since the start of the load by (instant - start) x time_scale.
@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.budget import TtftSource, between_s, budget_terms, residual_s, token_times
 from harness.core import Request
-from harness.run_directory import Cell, Manifest
-from harness.spool import (
+from harness.record.budget import TtftSource, between_s, budget_terms, residual_s, token_times
+from harness.record.run_directory import Cell, Manifest
+from harness.record.spool import (
     ClientRow,
     DecisionRow,
     DecodeSpan,

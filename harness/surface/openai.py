@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.core import EngineError
-from harness.engine.protocol import (
+from harness.surface.generate import (
     MAX_OUTPUT_TOKENS,
     NO_IDS,
     GenerateBody,

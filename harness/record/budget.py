@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.core import BUDGET_TERMS
-from harness.spool import ClientRow, DecodeSpan, GatewayRow, PrefillSpan
+from harness.record.spool import ClientRow, DecodeSpan, GatewayRow, PrefillSpan
 
 TtftSource = Literal["decode", "prefill"]
 #: With ``ttft_source = "prefill"`` the first token overtakes its KV: these are not on its path.

@@ -1,0 +1,1 @@
+"""The run directory: what live processes append, joined by request into tables."""

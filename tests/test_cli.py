@@ -1,0 +1,112 @@
+"""The command line: one paragraph for what is wrong, the right status, JSON and nothing else."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CASE_STUDY = str(ROOT / "scenarios/paper-case-study.toml")
+
+
+def prfaas(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], status: int, *said: str) -> None:
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert len([line for line in result.stderr.splitlines() if line.startswith("prfaas:")]) == 1
+    for words in said:
+        assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["workload.cvv=2"], ["workload.cvv", "workload.cv", "paper-case-study.toml"]),
+        (["link.rate=100"], ["link.rate", "100gbit"]),
+        (["link.rtt=0.8mm"], ["link.rtt", "0.8mm"]),
+        (["load.rate_req_per_s=-1"], ["load.rate_req_per_s"]),
+        (["deployments.homogeneous_pd.threshold_tokens=5"], ["threshold_tokens", "PrfaaS"]),
+        (["deployments.prfaas_pd.num_decode=0"], ["num_decode"]),
+        (["workload.max_tokens=500000"], ["131072"]),
+        (["hardware.h20.profile=nowhere.json"], ["nowhere.json"]),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: list[str], said: list[str]) -> None:
+    arguments = [part for one in settings for part in ("--set", one)]
+    refused(prfaas("simulate", CASE_STUDY, *arguments), 2, *said)
+
+
+def test_a_missing_scenario_is_named() -> None:
+    refused(prfaas("bench", "nowhere.toml"), 2, "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "empty"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n\n', ":2"),
+        ('{"timestamp": 0, "input_length": 5}\n', ":1"),
+        ('{"timestamp": 0, "input_length": -5, "output_length": 2, "hash_ids": []}\n', ":1"),
+        ("not json\n", ":1"),
+    ],
+)
+def test_a_malformed_trace_names_file_and_line(tmp_path: Path, content: str, said: str) -> None:
+    trace = tmp_path / "broken.jsonl"
+    trace.write_text(content)
+    refused(prfaas("bench", CASE_STUDY, "--trace", str(trace)), 2, "broken.jsonl", said)
+
+
+def test_bad_usage_has_status_2() -> None:
+    for arguments in (["bench"], ["fly"], ["bench", CASE_STUDY, "--repeats", "0"]):
+        assert prfaas(*arguments).returncode == 2
+    refused(prfaas("bench", CASE_STUDY, "--duration", "ten"), 2, "--duration")
+
+
+def test_a_gateway_port_in_use_ends_the_run_with_a_verdict(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = prfaas(
+            "bench",
+            CASE_STUDY,
+            *("--set", f"testbed.gateway_port={port}", "--set", "testbed.link_backend=relay"),
+            *("--set", "load.num_requests=5", "--runs", str(tmp_path), "--json"),
+        )
+    assert result.returncode == 3
+    assert "Traceback" not in result.stderr
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    document = json.loads(result.stdout)
+    assert document["verdict"] == "not_supported"
+    assert any(str(port) in reason for reason in document["reasons"])
+    assert document["deployments"]["prfaas_pd"]["num_unsent"] == 5
+
+
+def test_simulate_prints_one_document() -> None:
+    result = prfaas("simulate", CASE_STUDY, "--json")
+    assert result.returncode == 0
+    document: dict[str, Any] = json.loads(result.stdout)
+    found = {name: one["lambda_max_req_per_s"] for name, one in document["deployments"].items()}
+    paper = {"prfaas_pd": 3.24, "homogeneous_pd": 2.11, "naive_heterogeneous": 2.45}
+    assert found == pytest.approx(paper, rel=0.01)
+
+
+def test_the_schema_names_every_table() -> None:
+    schema = json.loads(prfaas("schema").stdout)
+    assert {"model", "hardware", "workload", "link", "deployments"} <= set(schema["properties"])

@@ -1,0 +1,98 @@
+"""Known truth: engines with fixed times, and what the harness reads back of them."""
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live import Live, flat_profile, live, scenario
+
+from harness.record.budget import budget_terms, residual_s, token_times
+from harness.record.spool import ClientRow, GatewayRow, by_rid, read_rows
+from harness.scenario import Scenario
+from netem.link import LinkSpec
+from netem.testlink import open_link
+
+PREFILL_S, STEP_S, OUTPUT_TOKENS = 0.2, 0.02, 12
+HOP_S = 0.02
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Scenario:
+    """Time scale 1, constant costs, arrivals so thin that nothing queues."""
+    path = flat_profile(tmp_path / "flat.json", PREFILL_S, STEP_S, max_batch=8)
+    return scenario(
+        f'hardware.h20.profile="{path}"',
+        f'hardware.h200.profile="{path}"',
+        "scale.time=1",
+        "workload.mu=6",
+        "workload.sigma=0.5",
+        f"workload.output_tokens={OUTPUT_TOKENS}",
+        "load.rate_req_per_s=8",
+        "load.num_requests=40",
+        "testbed.stream_interval_tokens=1",
+        "deployments.homogeneous_pd.num_prefill=12",
+    )
+
+
+@pytest.fixture
+def served(known: Scenario, tmp_path: Path) -> Iterator[Live]:
+    with live(known, "homogeneous_pd", tmp_path) as testbed:
+        yield testbed
+
+
+def replayed(served: Live, address: tuple[str, int] | None) -> list[tuple[ClientRow, GatewayRow]]:
+    """Both rows of every request, all of which completed."""
+    result = served.testbed.replay("truth", lambda *_: None, lambda _: None, address)
+    assert (result.completed, result.failed, result.unsent) == (40, 0, 0)
+    paths = [served.run.spool_path(served.cell, name) for name in ("client", "gateway")]
+    clients = by_rid(paths[0], read_rows(paths[0], ClientRow).rows)
+    gateways = by_rid(paths[1], read_rows(paths[1], GatewayRow).rows)
+    return [(clients[rid], gateways[rid]) for rid in clients]
+
+
+def ttft_s(client: ClientRow) -> float:
+    assert client.first_token_mono_ns is not None
+    assert client.planned_mono_ns is not None
+    return (client.first_token_mono_ns - client.planned_mono_ns) / 1e9
+
+
+def residuals_s(rows: list[tuple[ClientRow, GatewayRow]]) -> list[float]:
+    found = []
+    for client, gateway in rows:
+        terms = budget_terms(client, gateway, "decode")
+        left = residual_s(ttft_s(client), terms, "decode")
+        assert left is not None
+        found.append(left)
+    return found
+
+
+def test_known_times_are_read_back(served: Live) -> None:
+    rows = replayed(served, None)
+    ttft = statistics.median(ttft_s(client) for client, _ in rows)
+    assert PREFILL_S <= ttft <= PREFILL_S + 0.004
+    # What the harness adds is in the budget: without it the truth is left, within 2 ms at p50.
+    added = statistics.median(
+        sum(value or 0.0 for name, value in budget_terms(client, gateway, "decode").items())
+        - (budget_terms(client, gateway, "decode")["prefill"] or 0.0)
+        for client, gateway in rows
+    )
+    assert ttft - added == pytest.approx(PREFILL_S, abs=0.002)
+    times = [token_times(client) for client, _ in rows]
+    assert statistics.median(t.itl_p50_s or 0.0 for t in times) == pytest.approx(STEP_S, abs=0.002)
+    assert statistics.median(t.tpot_s or 0.0 for t in times) == pytest.approx(STEP_S, abs=0.002)
+
+
+def test_a_delayed_hop_shows_in_the_residual_and_nowhere_else(served: Live) -> None:
+    """Between client and gateway every byte takes 20 ms each way, which no process can time."""
+    plain_s = statistics.median(residuals_s(replayed(served, None)))
+    served.run.spool_path(served.cell, "client").unlink()
+    with open_link(LinkSpec("slow hop", 1.25e9, 2 * HOP_S), "relay") as hop:
+        address = hop.expose(hop.near, served.testbed.gateway_port)
+        rows = replayed(served, address)
+    # The connection is open before the planned send, so one way there and one way back is left.
+    added_s = statistics.median(residuals_s(rows)) - plain_s
+    assert added_s == pytest.approx(2 * HOP_S, abs=0.004)
+    terms = [budget_terms(client, gateway, "decode") for client, gateway in rows]
+    for name in ("gateway", "prefill_queue", "transfer", "decode_admission", "first_token"):
+        assert statistics.median(t[name] or 0.0 for t in terms) < HOP_S / 2
