@@ -1,4 +1,4 @@
-"""Sessions: ``bench-prfaas`` (the main job), ``tests``, ``lint``, ``types``."""
+"""Sessions: ``bench-prfaas`` (the main job), ``lint``, ``types``, ``tests``, ``netem``."""
 
 import nox
 
@@ -40,3 +40,11 @@ def types(session: nox.Session) -> None:
     """Static types, strict."""
     session.install("-q", "-e", ".", *GROUPS["types"])
     session.run("mypy")
+
+
+@nox.session
+def netem(session: nox.Session) -> None:
+    """The tc-netem backend on a real kernel with netem, in User-Mode Linux (apt: user-mode-linux)."""
+    session.install("-q", "-e", ".", *GROUPS["test"])
+    pytest = ["python", "-m", "pytest", "-p", "no:cacheprovider", "tests/test_netem_testlink.py"]
+    session.run("python", "tests/uml.py", "--timeout", "300", "--", *pytest, "-k", "[netem]")

@@ -37,3 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unmet:
         config.hook.pytest_deselected(items=unmet)
         items[:] = [item for item in items if item not in unmet]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skip means that the machine was not prepared: a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
