@@ -44,7 +44,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def netem(session: nox.Session) -> None:
-    """The tc-netem backend on a real kernel with netem, in User-Mode Linux (apt: user-mode-linux)."""
+    """The tc-netem backend on a real kernel with netem, in User-Mode Linux (its Debian package)."""
     session.install("-q", "-e", ".", *GROUPS["test"])
     pytest = ["python", "-m", "pytest", "-p", "no:cacheprovider", "tests/test_netem_testlink.py"]
     session.run("python", "tests/uml.py", "--timeout", "300", "--", *pytest, "-k", "[netem]")

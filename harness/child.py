@@ -7,21 +7,45 @@ loses at most the row being written.
 """
 
 import asyncio
+import gc
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
+import uvloop
 
-from harness.core import EngineError
+from harness.core import EngineError, PrfaasError
 
 #: A configuration holds paths, addresses and counts; nothing in it grows with the load.
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
 T = TypeVar("T")
+
+
+def run_child(serve: Coroutine[object, object, None]) -> int:
+    """Run a child's service; its failure is told to the harness and becomes the exit status.
+
+    Ctrl-C reaches every process of a terminal; when a child ends is the harness' to decide.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        uvloop.run(serve)
+    except PrfaasError as error:
+        tell("failed", message=str(error))
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def settle() -> None:
+    """What lives by now lives to the end: no collection shall look at it in mid-run."""
+    gc.collect()
+    gc.freeze()
 
 
 async def open_orders() -> asyncio.StreamReader:

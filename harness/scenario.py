@@ -126,6 +126,7 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
             stream_interval_tokens=file.testbed.stream_interval_tokens,
             link_backend=file.testbed.link_backend,
             gateway_port=file.testbed.gateway_port,
+            realtime=file.testbed.realtime,
             request_timeout_s=file.testbed.request_timeout,
         ),
     )

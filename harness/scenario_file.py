@@ -176,6 +176,8 @@ class TestbedTable(_Table):
     link_backend: Literal["auto", "netem", "forwarder", "relay"] = "auto"
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 picks a free port."""
+    realtime: bool = True
+    """Ask for a real-time priority for workers, gateway and load; root gets it."""
     request_timeout: PositiveDuration = Field(default="600s", validate_default=True)
     """In scenario time, like every duration here."""
 

@@ -119,4 +119,5 @@ class Testbed:
     stream_interval_tokens: int
     link_backend: Literal["auto", "netem", "forwarder", "relay"]
     gateway_port: int
+    realtime: bool
     request_timeout_s: float

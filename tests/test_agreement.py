@@ -32,9 +32,22 @@ def test_an_overloaded_simulation_delivers_the_exact_lambda_max(name: str) -> No
     assert throughput == pytest.approx(model.lambda_max_exact_req_per_s, rel=0.05)
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_live_run_is_what_the_simulator_says(name: str, tmp_path: Path) -> None:
-    given = scenario("load.num_requests=60", "load.rate_req_per_s=1.6", "workload.cv=2")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("prfaas_pd", ()),
+        ("homogeneous_pd", ()),
+        ("naive_heterogeneous", ()),
+        ("prfaas_pd", ("scheduling.ttft_source=prefill", "transport.layerwise=false")),
+        # Few slots, so that requests do wait for one.
+        ("homogeneous_pd", ("scheduling.admission=reserve_first", "workload.output_tokens=2500")),
+        ("homogeneous_pd", ("workload.output_tokens=2500",)),
+    ],
+)
+def test_a_live_run_is_what_the_simulator_says(
+    name: str, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    given = scenario("load.num_requests=60", "load.rate_req_per_s=1.6", "workload.cv=2", *settings)
     prepared = prepare(given)
     with live(given, name, tmp_path) as testbed:
         result = testbed.testbed.replay("agree", lambda *_: None, lambda _: None)

@@ -7,26 +7,12 @@ accumulates: instants are planned from the previous planned instant, not from wh
 """
 
 import asyncio
-import ctypes
 import heapq
-import os
-import sys
 import time
 from types import TracebackType
 from typing import Self
 
-_CLOCK_MONOTONIC, _ABSOLUTE = 1, 1
-
-
-class _TimerSpec(ctypes.Structure):
-    """``struct itimerspec``: interval, then the instant; seconds and nanoseconds each."""
-
-    _fields_ = (
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("value_s", ctypes.c_long),
-        ("value_ns", ctypes.c_long),
-    )
+from harness import timerfd
 
 
 class Alarm:
@@ -36,17 +22,12 @@ class Alarm:
         self._loop = asyncio.get_running_loop()
         self._due: list[tuple[int, int, asyncio.Future[None]]] = []
         self._sequence = 0
-        self._timer_fd: int | None = None
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._timer: timerfd.TimerFd | None = None
 
     def __enter__(self) -> Self:
-        if sys.platform == "linux":
-            # os.timerfd_create came with Python 3.13.
-            fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-            if fd < 0:
-                raise OSError(ctypes.get_errno(), "timerfd_create")
-            self._timer_fd = fd
-            self._loop.add_reader(fd, self._ring)
+        if timerfd.AVAILABLE:
+            self._timer = timerfd.TimerFd()
+            self._loop.add_reader(self._timer.fileno(), self._ring)
         return self
 
     def __exit__(
@@ -55,9 +36,9 @@ class Alarm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._timer_fd is not None:
-            self._loop.remove_reader(self._timer_fd)
-            os.close(self._timer_fd)
+        if self._timer is not None:
+            self._loop.remove_reader(self._timer.fileno())
+            self._timer.close()
 
     async def until(self, mono_ns: int) -> int:
         """Return at ``mono_ns``, or at once when it has passed; gives the time of waking in ns."""
@@ -85,13 +66,8 @@ class Alarm:
 
     def _arm(self, mono_ns: int) -> None:
         """Ring at ``mono_ns``; 0 stops the timer."""
-        if self._timer_fd is None:
-            if mono_ns:
-                self._loop.call_at(self._loop.time() + self._left_s(mono_ns), self._ring)
-            return
-        spec = _TimerSpec(0, 0, *divmod(mono_ns, 1_000_000_000))
-        if self._libc.timerfd_settime(self._timer_fd, _ABSOLUTE, ctypes.byref(spec), None) < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_settime")
-
-    def _left_s(self, mono_ns: int) -> float:
-        return max(0.0, (mono_ns - time.monotonic_ns()) / 1e9)
+        if self._timer is not None:
+            self._timer.arm(mono_ns)
+        elif mono_ns:
+            left_s = (mono_ns - time.monotonic_ns()) / 1e9
+            self._loop.call_later(max(0.0, left_s), self._ring)

@@ -1,17 +1,14 @@
 """``python -m harness.gateway``: the gateway process, configured by its first line of stdin."""
 
-import gc
-import signal
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
-import uvloop
 
 from harness.architecture import load_architecture
-from harness.child import Spool, each_order, open_orders, read_config, tell
-from harness.core import EngineError, PrfaasError, Route
+from harness.child import Spool, each_order, open_orders, read_config, run_child, settle, tell
+from harness.core import EngineError, Route
 from harness.gateway.config import GatewayConfig
 from harness.gateway.front import Front
 from harness.gateway.upstream import Upstream
@@ -48,7 +45,6 @@ def scheduler_of(config: GatewayConfig) -> Scheduler:
 
 async def serve() -> None:
     """Serve until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders = await open_orders()
     config = await read_config(orders, GatewayConfig)
     async with AsyncExitStack() as stack:
@@ -77,22 +73,11 @@ async def serve() -> None:
             raise EngineError(str(failures.exceptions[0])) from failures
         front = Front(config, scheduler_of(config), upstream, requests, decisions)
         port = await serve_http(stack, front.application(), config.host, config.port, EngineError)
-        gc.collect()
-        gc.freeze()
+        settle()
         tell("ready", port=port, canaries=len(routes))
         async for order in each_order(orders):
             front.start_mono_ns = int(order["start_mono_ns"])
 
 
-def main() -> int:
-    try:
-        uvloop.run(serve())
-    except PrfaasError as error:
-        tell("failed", message=str(error))
-        print(error, file=sys.stderr)
-        return error.exit_status
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_child(serve()))

@@ -6,6 +6,7 @@ workers report becomes ``PrefillStarted``, ``PrefillDone``, ``TransferDone``, ``
 """
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -32,15 +33,48 @@ from harness.surface.generate import (
 )
 from harness.surface.openai import Call, parse_generate, parse_openai, render_error
 
+#: Far below the shortest prefill, far above what one request takes to be handed over.
+GIVE_WAY_S = 0.01
+
+
+class Urgent:
+    """Requests on their way to a prefill instance: what every first token waits for.
+
+    The decode half of a request is needed by the end of its prefill only, so in a burst it gives
+    way to the prefill halves of the others, for ``GIVE_WAY_S`` of wall time at the most.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._calm = asyncio.Event()
+
+    def begin(self) -> None:
+        self._count += 1
+        self._calm.clear()
+
+    def end(self) -> None:
+        self._count -= 1
+        assert self._count >= 0
+        if self._count == 0:
+            self._calm.set()
+
+    async def none(self) -> None:
+        """Wait until nothing is urgent, but not for long."""
+        if self._count:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._calm.wait(), GIVE_WAY_S)
+
 
 class Flight:
     """One request in flight: its spans, and a way to abort it from outside its handler."""
 
-    def __init__(self, rid: str, received_ns: int) -> None:
+    def __init__(self, rid: str, received_ns: int, urgent: "Urgent") -> None:
+        self._urgent = urgent
+        urgent.begin()
         self.rid = rid
         self.received_ns = received_ns
         self.dispatched_ns: int | None = None
-        self.handed_over = asyncio.Event()
+        self.is_handed_over = asyncio.Event()
         self.route: Route | None = None
         self.threshold_tokens: int | None = None
         self.prefill: PrefillSpan | None = None
@@ -49,6 +83,12 @@ class Flight:
         self.failure_phase: str | None = None
         self.failure_message: str | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def handed_over(self) -> None:
+        """The prefill instance has the request; or it never will."""
+        if not self.is_handed_over.is_set():
+            self.is_handed_over.set()
+            self._urgent.end()
 
     def row(self, answer: Answer) -> dict[str, object]:
         """The request's line in the gateway's spool."""
@@ -89,6 +129,7 @@ class Front:
         self._decisions = decisions
         self._metrics = GatewayMetrics()
         self._flights: dict[str, Flight] = {}
+        self._urgent = Urgent()
         #: One prompt is parsed in a turn of the event loop, so that what arrives meanwhile is seen.
         self._turn = asyncio.Lock()
         self.start_mono_ns = time.monotonic_ns()
@@ -132,11 +173,12 @@ class Front:
             return _refuse(400, f"rid {body.rid} is in flight already", "invalid_request_error")
         if len(self._flights) >= self._config.max_in_flight:
             return _refuse(429, "the gateway is full", "overloaded", {"Retry-After": "1"})
-        flight = Flight(body.rid, received_ns)
+        flight = Flight(body.rid, received_ns, self._urgent)
         self._flights[flight.rid] = flight
         try:
             return await self._fly(request, call, flight, prompt.tokens)
         finally:
+            flight.handed_over()
             del self._flights[flight.rid]
 
     async def _fly(
@@ -210,7 +252,8 @@ class Front:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(_raise_when(flight.lost))
                 prefill = group.create_task(self._prefill(flight, route, body, answer))
-                await flight.handed_over.wait()  # prefill is what the first token waits for
+                await flight.is_handed_over.wait()
+                await self._urgent.none()
                 await self._decode(flight, route, body, answer)
                 await prefill
                 watching.cancel()
@@ -223,7 +266,7 @@ class Front:
     async def _prefill(self, flight: Flight, route: Route, body: bytes, answer: Answer) -> None:
         def handed_over() -> None:
             flight.dispatched_ns = time.monotonic_ns()
-            flight.handed_over.set()
+            flight.handed_over()
 
         async with aclosing(self._upstream.stream(route.prefill.name, body, handed_over)) as chunks:
             async for chunk in chunks:

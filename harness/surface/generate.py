@@ -20,7 +20,7 @@ from harness.core import EngineError
 #: 1M tokens of up to 6 digits and a separator, and some room for the rest of a body.
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_OUTPUT_TOKENS = 1_000_000
-WHITE_SPACE = b" \t\r\n"
+WHITE_SPACES = (b" ", b"\t", b"\r", b"\n")
 
 
 #: A body without ids. One object, since it is left out of an encoded body by identity.
@@ -145,7 +145,9 @@ def prompt_of_ids(raw: bytes | msgspec.Raw) -> Prompt:
     non-negative integers, and without white space its text is canonical: counting and hashing the
     text takes a tenth of what building 27,000 integers does. EngineError for anything else.
     """
-    text = bytes(raw).translate(None, WHITE_SPACE)
+    text = bytes(raw)
+    if any(space in text for space in WHITE_SPACES):
+        text = text.translate(None, b"".join(WHITE_SPACES))
     if text.translate(None, b"0123456789,") != b"[]":
         raise EngineError("the prompt must be a flat list of token ids: non-negative integers")
     if text == b"[]":

@@ -22,8 +22,6 @@ import msgspec
 
 from harness.core import PrfaasError
 
-#: Other work on the machine must not read as queueing here; only root gets it.
-NICE = -10
 #: How long a child may take to stop by itself, wall time.
 GRACE_S = 5.0
 
@@ -106,7 +104,7 @@ class Children:
     def __init__(self) -> None:
         self._children: list[Child] = []
         #: What the last child was granted, for the record.
-        self.priority = "not asked for"
+        self.priority = "normal priority"
         self._events: queue.SimpleQueue[tuple[Child, dict[str, Any]]] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
@@ -128,8 +126,12 @@ class Children:
         arguments: list[str],
         log_path: Path,
         blame: type[PrfaasError],
+        rank: int = 0,
     ) -> Child:
-        """Start ``python ARGUMENTS`` by ``popen``, its stderr going to ``log_path``."""
+        """Start ``python ARGUMENTS`` by ``popen``, its stderr going to ``log_path``.
+
+        A ``rank`` above 0 asks for that real-time priority.
+        """
         with log_path.open("ab") as log:
             process = popen(
                 [sys.executable, *arguments],
@@ -140,7 +142,8 @@ class Children:
             )
         child = Child(name, process, log_path, blame, self._events)
         self._children.append(child)
-        self.priority = _prefer(process)
+        if rank:
+            self.priority = _prefer(process, rank)
         return child
 
     def stop(self, child: Child) -> None:
@@ -177,13 +180,18 @@ class Children:
         )
 
 
-def _prefer(process: "subprocess.Popen[bytes]") -> str:
-    """Ask for a better scheduling priority than the machine's other work; says what was granted."""
+def _prefer(process: "subprocess.Popen[bytes]", rank: int) -> str:
+    """Ask for a real-time priority; says what was granted (root gets it).
+
+    These processes sleep nearly all the time and must run promptly when they wake: what a
+    neighbour on the machine makes them wait would read as queueing. The kernel keeps a share of
+    each core for everyone else.
+    """
     try:
-        os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+        os.sched_setscheduler(process.pid, os.SCHED_RR, os.sched_param(rank))
     except (PermissionError, ProcessLookupError):
         return "normal priority"
-    return f"nice {NICE}"
+    return "real-time priority"
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", signum: signal.Signals) -> None:

@@ -6,6 +6,7 @@ all cross the shaped link; what stays inside a cluster does not.
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -179,7 +180,11 @@ class LocalTestbed:
 
     def _start(self, name: str, site: Site, arguments: list[str]) -> Child:
         blame = LoadError if name == "load" else EngineError
-        return self._children.start(name, site.popen, arguments, self._log(name), blame)
+        rank = 0
+        if self._scenario.testbed.realtime and sys.platform == "linux":
+            # Downstream first: what is nearest to the first token must not wait for new arrivals.
+            rank = 2 if name.startswith("worker") else 1
+        return self._children.start(name, site.popen, arguments, self._log(name), blame, rank)
 
     def _start_gateway(
         self, instances: tuple[Instance, ...], addresses: dict[str, tuple[str, int]]

@@ -19,6 +19,7 @@ class LinkSampler:
         self._link = link
         self._path = path
         self._stop = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._sample, name="link-sampler", daemon=True)
 
     def __enter__(self) -> Self:
@@ -33,8 +34,18 @@ class LinkSampler:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
 
     def _sample(self) -> None:
+        try:
+            self._append_samples()
+        except Exception as failure:
+            # A thread's exception reaches nobody: it is raised where the context ends.
+            self._error = failure
+            raise
+
+    def _append_samples(self) -> None:
         due_s = time.monotonic()
         with Spool(self._path) as spool:
             while not self._stop.is_set():
