@@ -28,6 +28,7 @@ from harness.simulator import Simulation
 from harness.testbed.local import LocalTestbed
 from harness.verdict import Verdict, judge
 from netem.link import LinkError as NetemLinkError
+from netem.link import LinkSpec
 from netem.testlink import TestLink, link_failures, open_link
 
 Say = Callable[[str], None]
@@ -41,7 +42,6 @@ class BenchResult:
     run: RunDirectory
     verdict: Verdict
     error: PrfaasError | None
-    interrupted: bool
 
     @property
     def exit_status(self) -> int:
@@ -58,12 +58,10 @@ def bench(
     log = ManifestLog(run, _manifest(prepared, run, repeats))
     _write_plans(run, prepared)
     error: PrfaasError | None = None
-    interrupted = False
     try:
         _run_cells(prepared, run, log, say, progress)
         log.change(status="finished")
     except KeyboardInterrupt:
-        interrupted = True
         log.change(status="interrupted", error="interrupted by Ctrl-C")
     except NetemLinkError as failure:
         error = LinkError(str(failure))
@@ -78,7 +76,7 @@ def bench(
     compact(run)
     verdict = judge(run)
     write_report(run)
-    return BenchResult(run, verdict, error, interrupted)
+    return BenchResult(run, verdict, error)
 
 
 class ManifestLog:
@@ -132,20 +130,12 @@ def _run_cells(
 def _check_link(scenario: Scenario, link: TestLink, log: ManifestLog) -> None:
     """Measure the link before the run; what it misses goes into the verdict."""
     check = link.verify()
-    requested = scenario.link
+    scale = scenario.scale
     log.change(
         link_backend=link.backend,
-        link_requested=_link_units(requested, scenario),
+        link_requested=_link_units(scenario.link, link.spec),
         link_applied=_link_units(
-            dataclasses.replace(
-                link.applied,
-                rate_bytes_per_s=link.applied.rate_bytes_per_s
-                * scenario.scale.bytes
-                / scenario.scale.time,
-                rtt_s=link.applied.rtt_s * scenario.scale.time,
-                jitter_s=link.applied.jitter_s * scenario.scale.time,
-            ),
-            scenario,
+            link.applied.scaled(1 / scale.time, 1 / scale.bytes), link.applied
         ),
         link_check=msgspec.to_builtins(check),
         link_failures=tuple(link_failures(check, link.applied)),
@@ -153,9 +143,8 @@ def _check_link(scenario: Scenario, link: TestLink, log: ManifestLog) -> None:
     )
 
 
-def _link_units(spec: Any, scenario: Scenario) -> dict[str, Any]:
+def _link_units(spec: LinkSpec, wire: LinkSpec) -> dict[str, Any]:
     """A link in scenario units, and as it stands on the wire."""
-    wire = spec.scaled(scenario.scale.time, scenario.scale.bytes)
     return {
         "rate_bytes_per_s": spec.rate_bytes_per_s,
         "rtt_s": spec.rtt_s,

@@ -36,6 +36,7 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True):
     admission: Literal["push_then_admit", "reserve_first"]
     ttft_source: Literal["decode", "prefill"]
     time_scale: float
+    byte_scale: float
     layerwise: bool
     link_bytes_per_s: float
     fabric_bytes_per_s: float

@@ -6,7 +6,6 @@ workers report becomes ``PrefillStarted``, ``PrefillDone``, ``TransferDone``, ``
 """
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ from harness.child import Spool
 from harness.core import EngineError, PrfaasError, Route, ScenarioError
 from harness.gateway.answer import Answer
 from harness.gateway.config import GatewayConfig
+from harness.gateway.flight import Flight, Urgent
 from harness.gateway.metrics import GatewayMetrics
 from harness.gateway.upstream import InstanceUnreachableError, Upstream
 from harness.scheduling import events as ev
@@ -25,90 +25,11 @@ from harness.scheduling.scheduler import Scheduler
 from harness.server import arrival_mono_ns, read_body
 from harness.surface.generate import (
     MAX_BODY_BYTES,
-    DecodeSpan,
     GenerateChunk,
-    PrefillSpan,
     encode,
     prompt_of,
 )
 from harness.surface.openai import Call, parse_generate, parse_openai, render_error
-
-#: Far below the shortest prefill, far above what one request takes to be handed over.
-GIVE_WAY_S = 0.01
-
-
-class Urgent:
-    """Requests on their way to a prefill instance: what every first token waits for.
-
-    The decode half of a request is needed by the end of its prefill only, so in a burst it gives
-    way to the prefill halves of the others, for ``GIVE_WAY_S`` of wall time at the most.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._calm = asyncio.Event()
-
-    def begin(self) -> None:
-        self._count += 1
-        self._calm.clear()
-
-    def end(self) -> None:
-        self._count -= 1
-        assert self._count >= 0
-        if self._count == 0:
-            self._calm.set()
-
-    async def none(self) -> None:
-        """Wait until nothing is urgent, but not for long."""
-        if self._count:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._calm.wait(), GIVE_WAY_S)
-
-
-class Flight:
-    """One request in flight: its spans, and a way to abort it from outside its handler."""
-
-    def __init__(self, rid: str, received_ns: int, urgent: "Urgent") -> None:
-        self._urgent = urgent
-        urgent.begin()
-        self.rid = rid
-        self.received_ns = received_ns
-        self.dispatched_ns: int | None = None
-        self.is_handed_over = asyncio.Event()
-        self.route: Route | None = None
-        self.threshold_tokens: int | None = None
-        self.prefill: PrefillSpan | None = None
-        self.decode: DecodeSpan | None = None
-        self.outcome = "failed"
-        self.failure_phase: str | None = None
-        self.failure_message: str | None = None
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def handed_over(self) -> None:
-        """The prefill instance has the request; or it never will."""
-        if not self.is_handed_over.is_set():
-            self.is_handed_over.set()
-            self._urgent.end()
-
-    def row(self, answer: Answer) -> dict[str, object]:
-        """The request's line in the gateway's spool."""
-        return {
-            "rid": self.rid,
-            "received_mono_ns": self.received_ns,
-            "dispatched_mono_ns": self.dispatched_ns,
-            "first_chunk_mono_ns": answer.first_chunk_mono_ns,
-            "first_written_mono_ns": answer.first_written_mono_ns,
-            "end_mono_ns": time.monotonic_ns(),
-            "prefill_instance": self.route and self.route.prefill.name,
-            "decode_instance": self.route and self.route.decode.name,
-            "crosses": self.route and self.route.crosses,
-            "outcome": self.outcome,
-            "failure_phase": self.failure_phase,
-            "failure_message": self.failure_message,
-            "threshold_tokens": self.threshold_tokens,
-            "prefill": self.prefill,
-            "decode": self.decode,
-        }
 
 
 class Front:
@@ -281,8 +202,8 @@ class Front:
                     if self._config.ttft_source == "prefill":
                         await answer.send(_without_finish(chunk))
                 elif event == "transfer_done" and flight.prefill is not None:
-                    kv_bytes = flight.prefill.kv_wire_bytes_sent
-                    self._tell(ev.TransferDone(flight.rid, kv_bytes))
+                    kv_bytes = flight.prefill.kv_wire_bytes_sent * self._config.byte_scale
+                    self._tell(ev.TransferDone(flight.rid, round(kv_bytes)))
         if flight.prefill is None or flight.prefill.kv_acked_mono_ns is None:
             raise EngineError(f"{route.prefill.name} ended without saying that the KV had arrived")
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from harness.core import PD, PRFAAS, EngineError, Instance, LoadError
 from harness.deployment import Deployment
 from harness.engine.config import EngineConfig, InstanceConfig
@@ -24,7 +22,7 @@ from harness.load.plan import Plan, write_plan
 from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_step_s
-from harness.testbed.children import Child, Children
+from harness.testbed.children import GRACE_S, Child, Children
 from harness.testbed.sampler import LinkSampler
 from netem.testlink import Site, TestLink
 
@@ -206,6 +204,7 @@ class LocalTestbed:
             admission=scenario.scheduling.admission,
             ttft_source=scenario.scheduling.ttft_source,
             time_scale=scenario.scale.time,
+            byte_scale=scenario.scale.bytes,
             layerwise=scenario.transport.layerwise,
             link_bytes_per_s=scenario.link.rate_bytes_per_s,
             fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
@@ -257,17 +256,19 @@ class LocalTestbed:
             started(start_ns)
             self._gateway.tell({"start_mono_ns": start_ns})
             load.tell({"start_mono_ns": start_ns})
-            finished = self._follow(load, progress)
+            last_s = self._run.read_schedule()[-1].planned_s / self._scenario.scale.time
+            patience_s = LEAD_S + last_s + self._timeout_wall_s() + GRACE_S
+            finished = self._follow(load, progress, time.monotonic() + patience_s)
         end_ns = time.monotonic_ns()
         self._children.stop(load)
         return LoadResult(
             start_ns, end_ns, finished["completed"], finished["failed"], finished["unsent"]
         )
 
-    def _follow(self, load: Child, progress: Progress) -> dict[str, int]:
-        """Watch every child until the load has finished; one that dies ends the run."""
-        while True:
-            news = self._children.next_event(1.0)
+    def _follow(self, load: Child, progress: Progress, deadline_s: float) -> dict[str, int]:
+        """Watch every child until the load has finished; one that dies or hangs ends the run."""
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            news = self._children.next_event(min(left_s, 1.0))
             if news is None:
                 continue
             child, event = news
@@ -275,9 +276,7 @@ class LocalTestbed:
                 progress(event["sent"], event["completed"], event["failed"])
             elif child is load and event["event"] == "finished":
                 return event
-
-
-def structure_of(config: msgspec.Struct) -> object:
-    """A configuration as plain values, without its secrets."""
-    hidden = {"secret_hex", "api_key", "worker_key"}
-    return {k: v for k, v in msgspec.structs.asdict(config).items() if k not in hidden}
+        raise LoadError(
+            f"the load did not end in time: every request should have by now, whatever became "
+            f"of it; {load.last_words()}"
+        )
