@@ -99,8 +99,13 @@ class Spool:
         os.close(self._file)
 
     def write(self, row: Mapping[str, object] | msgspec.Struct) -> None:
-        os.write(self._file, msgspec.json.encode(row) + b"\n")
+        self._append(msgspec.json.encode(row) + b"\n")
 
     def write_all(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Several rows in one call."""
-        os.write(self._file, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        self._append(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+    def _append(self, lines: bytes) -> None:
+        """A short write, as a full disk gives, goes on where it stopped or raises OSError."""
+        while lines:
+            lines = lines[os.write(self._file, lines) :]

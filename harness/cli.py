@@ -6,26 +6,40 @@ supported, 2 bad usage or scenario, 3 the testbed could not be built or died.
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import __version__
 from harness.core import PrfaasError, ScenarioError
+
+if TYPE_CHECKING:
+    from harness.record.run_directory import RunDirectory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; errors that are the user's or the testbed's are one paragraph."""
     options = _parser().parse_args(arguments)
-    # A supervisor's SIGTERM ends a run as Ctrl-C does: records kept, everything taken down.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A supervisor's SIGTERM and a closed terminal end a run as Ctrl-C does: records kept,
+    # everything taken down.
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.default_int_handler)
     try:
         status: int = options.call(options)
+        sys.stdout.flush()
     except PrfaasError as error:
         print(f"prfaas: {error}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:
+        where = "standard output" if error.filename is None else error.filename
+        print(f"prfaas: cannot read or write {where}: {error.strerror}", file=sys.stderr)
+        if error.filename is None:
+            # What is left in the buffer cannot be written at the interpreter's end either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PrfaasError.exit_status
     except KeyboardInterrupt:
         print("prfaas: interrupted", file=sys.stderr)
         return 1
@@ -89,7 +103,7 @@ def _add_bench(verbs: Any) -> None:  # argparse publishes no name for what add_s
     )
     parser.add_argument(
         "--repeats",
-        type=_repeats,
+        type=count,
         default=1,
         metavar="N",
         help="run each deployment N times in interleaved order (default 1)",
@@ -103,7 +117,8 @@ def _add_simulate(verbs: Any) -> None:  # as above
     parser.set_defaults(call=_simulate)
 
 
-def _repeats(text: str) -> int:
+def count(text: str) -> int:
+    """A number of repeats; argparse puts this function's name into its message."""
     value = int(text)
     if not 1 <= value <= 100:
         raise argparse.ArgumentTypeError("must be from 1 to 100")
@@ -126,6 +141,7 @@ def _prepared(options: argparse.Namespace) -> Any:
             raise ScenarioError(f"--duration: {error}") from error
     notes: tuple[str, ...] = ()
     if options.trace is not None:
+        _refuse_overridden(options.set)
         scenario = with_trace(scenario, options.trace, duration_s)
     elif duration_s is not None:
         scenario = load_scenario(
@@ -136,25 +152,28 @@ def _prepared(options: argparse.Namespace) -> Any:
     return prepare(scenario, notes)
 
 
+def _refuse_overridden(settings: Sequence[str]) -> None:
+    """A trace brings its own lengths and arrivals: a setting for them would be without effect."""
+    kept = ("load.seed", "workload.rate_scale")
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key.startswith(("load.", "workload.")) and key not in kept:
+            raise ScenarioError(
+                f"--set {key} has no effect with --trace, whose lengths and arrivals are its own; "
+                "use --duration for its length and --set workload.rate_scale for its rate"
+            )
+
+
 def _bench(options: argparse.Namespace) -> int:
     from harness.bench import bench
-    from harness.console import RunConsole, verdict_table
+    from harness.console import RunConsole
 
     with RunConsole() as console:
         prepared = _prepared(options)
         for note in prepared.notes:
             console.say(note)
         result = bench(prepared, options.runs, options.repeats, console.say, console.progress)
-    document = json.loads(result.run.verdict_path.read_text())
-    if options.json:
-        print(json.dumps(document, indent=2))
-    else:
-        from rich.console import Console
-
-        Console().print(verdict_table(document))
-        for reason in document["reasons"]:
-            print(f"not supported: {reason}")
-        print(f"report: {result.run.report_path}")
+    _print_verdict(result.run, as_json=options.json)
     if result.error is not None:
         print(f"prfaas: {result.error}", file=sys.stderr)
     return result.exit_status
@@ -165,6 +184,8 @@ def _simulate(options: argparse.Namespace) -> int:
     from harness.simulation_summary import simulation_document
 
     document = simulation_document(_prepared(options))
+    for note in document["notes"]:
+        print(note, file=sys.stderr)
     if options.json:
         print(json.dumps(document, indent=2))
     else:
@@ -183,9 +204,25 @@ def _report(options: argparse.Namespace) -> int:
     run = RunDirectory(options.run)
     compact(run)
     verdict = judge(run)
-    path = write_report(run)
-    print(run.verdict_path.read_text() if options.json else f"report: {path}")
+    write_report(run)
+    _print_verdict(run, as_json=options.json)
     return verdict.exit_status
+
+
+def _print_verdict(run: "RunDirectory", *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from harness.console import verdict_table
+
+    text = run.verdict_path.read_text()
+    if as_json:
+        print(text, end="")
+        return
+    document = json.loads(text)
+    Console().print(verdict_table(document))
+    for reason in document["reasons"]:
+        print(f"not supported: {reason}")
+    print(f"report: {run.report_path}")
 
 
 def _schema(_options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ stdout is left to the table for people, or to the one JSON document of ``--json`
 from types import TracebackType
 from typing import Any, Self
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -55,10 +56,11 @@ class RunConsole:
 def verdict_table(document: dict[str, Any]) -> Table:
     """The deployments side by side at the offered load, and their modelled capacity."""
     table = Table(
-        title=f"{document['verdict']} (link: {document['link_backend']}, "
+        title=f"{document['verdict']} (link: {document['link_backend'] or 'not built'}, "
         f"time scale {document['time_scale']:g}, byte scale {document['byte_scale']:g})",
         caption="TTFT in s, measured; sim = simulated mean; "
-        "max = modelled capacity, Lambda_max in req/s. P99 needs 1,000 effective samples.",
+        "max = modelled capacity, Lambda_max with T(E\\[l]) in req/s. "
+        "P99 needs 1,000 effective samples.",
     )
     table.add_column("deployment", no_wrap=True)
     for column in ("completed", "mean", "P50", "P90", "P99", "sim", "max"):
@@ -82,23 +84,30 @@ def _figure(value: float | None) -> str:
 
 
 def simulation_table(document: dict[str, Any]) -> Table:
-    """The deployments side by side, as simulated."""
-    table = Table(title=f"simulated: {document['scenario']}, {document['num_requests']} requests")
-    table.add_column("deployment", no_wrap=True)
-    for column in ("plan", "mean TTFT s", "P50", "P90", "busiest stage", "Lambda_max"):
-        table.add_column(column, justify="right")
+    """The deployments side by side, as simulated. Fits 80 columns."""
+    table = Table(
+        title=f"simulated: {document['scenario']}, {document['num_requests']} requests",
+        caption="plan: N_prfaas/N_p/N_d and threshold; TTFT in s; use of the busiest stage; "
+        "max = modelled capacity, Lambda_max in req/s",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("deployment", "plan"):
+        table.add_column(column, no_wrap=True)
+    for column in ("mean", "P90", "busiest", "use", "max"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, one in document["deployments"].items():
         plan = f"{one['num_prfaas']}/{one['num_prefill']}/{one['num_decode']}"
         if one["threshold_tokens"] is not None:
-            plan += f", t = {one['threshold_tokens']}"
+            plan += f" {one['threshold_tokens']}"
         stage = max(one["utilisation"], key=one["utilisation"].__getitem__)
         table.add_row(
             name,
             plan,
             _figure(one["ttft_mean_s"]),
-            _figure(one["ttft_p50_s"]),
             _figure(one["ttft_p90_s"]),
-            f"{stage} {one['utilisation'][stage]:.2f}",
+            stage,
+            _figure(one["utilisation"][stage]),
             _figure(one["lambda_max_req_per_s"]),
         )
     return table

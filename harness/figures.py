@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from harness.phrases import scaled
+from harness.record.run_directory import Manifest
 from harness.summary import LENGTH_BINS, completed, floats, length_bins
 from harness.verdict import prefill_errors
 from reports.document import Axis, Chart
@@ -210,6 +212,39 @@ def prefill_by_bin(requests: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFra
             text = f"{100 * row['median_error']:+.1f} % of {row['requests']}"
             columns.setdefault(f"{name}, {row['hardware']}", {})[row["length_bin"]] = text
     return _binned(columns)
+
+
+def link_table(manifest: Manifest) -> pd.DataFrame:
+    """The link as asked for, applied and measured, in scenario units, then as it is on the wire."""
+    asked, applied = manifest.link_requested or {}, manifest.link_applied or {}
+    check = manifest.link_check or {}
+    time_scale, per_s = manifest.time_scale, manifest.byte_scale / manifest.time_scale
+    rate, gbit = "rate_bytes_per_s", 1.0 / GBIT_BYTES
+    rows: list[dict[str, object]] = []
+    for way, direction in (("PrfaaS to PD", "far_to_near"), ("PD to PrfaaS", "near_to_far")):
+        measured = check.get(f"rate_{direction}_bytes_per_s")
+        rows.append(
+            {
+                "link": f"rate {way} (Gbit/s)",
+                "asked for": scaled(asked.get(rate), gbit),
+                "applied": scaled(applied.get(rate), gbit),
+                "measured": scaled(measured, per_s * gbit),
+                "on the wire: applied": scaled(applied.get("rate_wire_bytes_per_s"), gbit),
+                "on the wire: measured": scaled(measured, gbit),
+            }
+        )
+    rtt_s = check.get("rtt_p50_s")
+    rows.append(
+        {
+            "link": "round trip P50 (ms)",
+            "asked for": scaled(asked.get("rtt_s"), 1e3),
+            "applied": scaled(applied.get("rtt_s"), 1e3),
+            "measured": scaled(rtt_s, 1e3 * time_scale),
+            "on the wire: applied": scaled(applied.get("rtt_wall_s"), 1e3),
+            "on the wire: measured": scaled(rtt_s, 1e3),
+        }
+    )
+    return pd.DataFrame(rows, dtype=object)
 
 
 def _binned(columns: dict[str, dict[str, str]]) -> pd.DataFrame:

@@ -41,6 +41,17 @@ def percent(value: float | None, *, sign: bool = True) -> str | None:
     return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
 
 
+def milliseconds(value_s: float | None) -> str | None:
+    """Seconds as milliseconds to one decimal, so that the rows of a table line up."""
+    return None if value_s is None else f"{1e3 * value_s:,.1f}"
+
+
+def tolerances(check: dict[str, Any]) -> str:
+    """The tolerances that a link check brings, as a sentence; empty where it brings none."""
+    parts = [f"{key.replace('_', ' ')} {text}" for key, text in flat(check) if "tolerance" in key]
+    return f" Allowed: {', '.join(parts)}." if parts else ""
+
+
 def scaled(value: float | None, factor: float) -> float | None:
     """The value in another unit."""
     return None if value is None else value * factor

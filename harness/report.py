@@ -16,7 +16,16 @@ import pandas as pd
 from harness import figures
 from harness.core import BUDGET_TERMS, ScenarioError
 from harness.perfetto import write_trace
-from harness.phrases import flat, interval_text, percent, quantile_text, rounded, scaled
+from harness.phrases import (
+    flat,
+    interval_text,
+    milliseconds,
+    percent,
+    quantile_text,
+    rounded,
+    scaled,
+    tolerances,
+)
 from harness.record.run_directory import Manifest, RunDirectory
 from harness.record.tables import read_table
 from harness.verdict import OVERHEADS
@@ -36,7 +45,15 @@ from reports.render import render
 
 #: The deployment whose capacity the others are compared with, where the scenario has it.
 BASELINE = "homogeneous_pd"
-GBIT = 1.0 / figures.GBIT_BYTES
+_VERDICT_KEYS = {
+    "verdict",
+    "reasons",
+    "notes",
+    "deployments",
+    "ratios",
+    "bootstrap_blocks",
+    "gates",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,9 @@ def write_report(run: RunDirectory) -> Path:
 def _read_verdict(run: RunDirectory) -> dict[str, Any]:
     try:
         verdict: dict[str, Any] = json.loads(run.verdict_path.read_text())
-    except (OSError, ValueError) as error:
+        if not isinstance(verdict, dict) or not verdict.keys() >= _VERDICT_KEYS:
+            raise ValueError(f"it lacks one of {', '.join(sorted(_VERDICT_KEYS))}")
+    except (OSError, ValueError, RecursionError) as error:
         raise ScenarioError(
             f"cannot read {run.verdict_path}: {error}; `prfaas report` judges the run anew"
         ) from error
@@ -118,8 +137,8 @@ def _offered(data: _Run) -> Iterator[Block]:
     yield _by_deployment(
         data,
         f"TTFT under the offered load{load}, from the planned send, in scenario seconds; modelled "
-        "is a simulation of the same schedule. Quantiles count a request that was not completed "
-        "as infinite.",
+        "is a simulation of the same schedule. Quantiles are nearest-rank over all planned "
+        "requests, one that was not completed being infinite.",
         {
             "completed": lambda one: f"{one['num_completed']} of {one['num_planned']}",
             "mean TTFT (s)": lambda one: one["ttft_mean_s"],
@@ -143,11 +162,17 @@ def _offered(data: _Run) -> Iterator[Block]:
     yield from _ratios(data)
     yield _by_deployment(
         data,
-        "Service, work and load. Throughput here is the offered load's: it does not tell the "
-        "deployments apart.",
+        "Service, work and load. Throughput at a given load is that load's: it does not tell "
+        "deployments apart. Over the whole run it counts up to the last answer, and so includes "
+        "the drain after the last arrival, in which nothing new comes: it lies below the arrival "
+        "rate even where every request is served in time. The steady window leaves out the drain "
+        "and a ramp as long as the slowest request. Goodput is the whole run's, of requests "
+        "within the SLO.",
         {
-            "throughput (req/s)": lambda one: one["throughput_req_per_s"],
-            "goodput (req/s)": lambda one: one["goodput_req_per_s"],
+            "arrival rate, as planned (req/s)": lambda one: one["arrival_rate_req_per_s"],
+            "throughput, steady window (req/s)": lambda one: one["throughput_steady_req_per_s"],
+            "throughput, whole run with drain (req/s)": lambda one: one["throughput_req_per_s"],
+            "goodput, whole run with drain (req/s)": lambda one: one["goodput_req_per_s"],
             "within SLO": lambda one: percent(one["slo_attainment"], sign=False),
             "TPOT P50 (ms)": lambda one: scaled(one["tpot_p50_s"], 1e3),
             "offloaded to PrfaaS": lambda one: percent(one["offload_fraction"], sign=False),
@@ -218,8 +243,8 @@ def _budget(data: _Run) -> Iterator[Block]:
     )
     yield _by_deployment(
         data,
-        "Mean of every term in scenario seconds, all lengths together.",
-        {f"{term.replace('_', ' ')} (s)": _mean_of(term) for term in (*BUDGET_TERMS, "residual")},
+        "Mean of every term in milliseconds of scenario time, all lengths together.",
+        {term.replace("_", " "): _mean_of(term) for term in (*BUDGET_TERMS, "residual")},
     )
 
 
@@ -247,31 +272,13 @@ def _link(data: _Run) -> Iterator[Block]:
         "From the PrfaaS to the PD cluster, as the link counted it, headers included, in scenario "
         "units. The other way carries prompts, whose bytes are not scaled.",
     )
-    check = data.manifest.link_check or {}
-    ways = (("PrfaaS to PD", "far_to_near"), ("PD to PrfaaS", "near_to_far"))
-    rate, rate_wire = "rate_bytes_per_s", "rate_wire_bytes_per_s"
-    rows: list[dict[str, object]] = [
-        {
-            "link": f"rate {way} (Gbit/s)",
-            "asked for": scaled(asked.get(rate), GBIT),
-            "applied": scaled(applied.get(rate), GBIT),
-            "applied, on the wire": scaled(applied.get(rate_wire), GBIT),
-            "measured, on the wire": scaled(check.get(f"rate_{direction}_bytes_per_s"), GBIT),
-        }
-        for way, direction in ways
-    ]
-    rows.append(
-        {
-            "link": "round trip (ms)",
-            "asked for": scaled(asked.get("rtt_s"), 1e3),
-            "applied": scaled(applied.get("rtt_s"), 1e3),
-            "applied, on the wire": scaled(applied.get("rtt_wall_s"), 1e3),
-            "measured, on the wire": scaled(check.get("rtt_p50_s"), 1e3),
-        }
-    )
-    frame = pd.DataFrame(rows, dtype=object)
     backend = data.manifest.link_backend or "nothing: it was not built"
-    yield Table(frame, f"The link, made by {backend}. Measured before the run by real probes.")
+    yield Table(
+        figures.link_table(data.manifest),
+        f"The link, made by {backend}, in scenario units, and in the last two columns as it is on "
+        "the wire (rate x time scale / byte scale, round trip / time scale). Measured before the "
+        "run by real probes: the rate is TCP payload." + tolerances(data.manifest.link_check or {}),
+    )
 
 
 def _scaling(data: _Run) -> Iterator[Block]:
@@ -305,11 +312,23 @@ def _overheads(data: _Run) -> Iterator[Block]:
 
         return words
 
+    gates = data.verdict["gates"]
+    limit = percent(gates["residual_share"], sign=False)
+
+    def over_bound(one: dict[str, Any]) -> str | None:
+        share = percent(one["budget_residual_over_bound"], sign=False)
+        return None if share is None else f"{share} (at most {limit})"
+
     yield _by_deployment(
         data,
         "What the harness itself adds to TTFT: mean wall time, and the share of mean TTFT that it "
-        "takes once multiplied by the time scale.",
-        {term.replace("_", " "): worded(term) for term in OVERHEADS},
+        "takes once multiplied by the time scale. The last row is the share of requests whose "
+        f"residual exceeds both {percent(gates['residual_of_ttft'], sign=False)} of TTFT and "
+        f"{milliseconds(gates['residual_wall_s'])} ms of wall time.",
+        {
+            **{term.replace("_", " "): worded(term) for term in OVERHEADS},
+            "requests with a residual over its bound": over_bound,
+        },
     )
 
 
@@ -369,4 +388,4 @@ def _by_deployment(
 
 
 def _mean_of(term: str) -> Callable[[dict[str, Any]], object]:
-    return lambda one: one["budget_mean_s"][term]
+    return lambda one: milliseconds(one["budget_mean_s"][term])

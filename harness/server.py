@@ -1,12 +1,14 @@
 """HTTP servers and background tasks as things that an exit stack takes down."""
 
 import asyncio
+import hmac
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from harness.core import PrfaasError
 
@@ -50,6 +52,18 @@ def _listen(host: str, port: int, blame: type[PrfaasError]) -> socket.socket:
     return listening
 
 
+def bearer(key: str, refuse: Callable[[], web.Response]) -> Middleware:
+    """Middleware that lets only requests with ``key`` as their bearer token through."""
+    wanted = f"Bearer {key}".encode()
+
+    @web.middleware
+    async def authorized(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return await handler(request) if hmac.compare_digest(given, wanted) else refuse()
+
+    return authorized
+
+
 async def arrival_mono_ns() -> int:
     """Now, for the first statement of a handler: when its request was seen.
 
@@ -66,6 +80,8 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
 
     A body without an announced length is bounded by the application's ``client_max_size``.
     """
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise web.HTTPUnsupportedMediaType(text="send the body without a content encoding")
     if (request.content_length or 0) > max_bytes:
         raise web.HTTPRequestEntityTooLarge(max_bytes, request.content_length or 0)
     return await request.read()

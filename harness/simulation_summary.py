@@ -9,10 +9,18 @@ from harness.statistics import nearest_rank
 def simulation_document(prepared: Prepared) -> dict[str, Any]:
     """One JSON document; figures in scenario units, null where there is none."""
     deployments = {}
+    notes = list(prepared.notes)
     for name, simulation in prepared.simulations.items():
         ttft_s = [one.ttft_s for one in simulation.requests if one.ttft_s is not None]
         failures = len(simulation.requests) - simulation.num_completed
         model = prepared.models[name]
+        stage, most = max(model.utilisation.items(), key=lambda item: item[1])
+        if most > MAX_UTILISATION:
+            notes.append(
+                f"{name}: {stage} would be used at {most:.2f} of its capacity: its queue grows for "
+                f"as long as the load lasts. A load scaled by {model.fitting_load_scale:.3f} would "
+                f"fit {MAX_UTILISATION}."
+            )
         planned = prepared.scenario.deployments[name]
         deployments[name] = {
             "threshold_tokens": planned.threshold_tokens,
@@ -33,6 +41,6 @@ def simulation_document(prepared: Prepared) -> dict[str, Any]:
         "scenario": prepared.scenario.name,
         "num_requests": len(prepared.schedule),
         "max_utilisation": MAX_UTILISATION,
-        "notes": list(prepared.notes),
+        "notes": notes,
         "deployments": deployments,
     }

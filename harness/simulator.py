@@ -334,4 +334,16 @@ class _Run:
             pd_prefill=share.get(PD),
             pd_decode=self._slots_busy_s / (slots * window),
             link=link_s / window if share.get(PRFAAS) is not None else None,
+            fabric=self._fabric_share(window),
         )
+
+    def _fabric_share(self, window: float) -> float | None:
+        """Use of the local senders' own paths, on average over them."""
+        paths = [
+            prefill.path
+            for prefill in self._prefill.values()
+            if prefill.path is not None and prefill.path is not self._link
+        ]
+        if not paths:
+            return None
+        return sum(path.sent_bytes / path.rate_bytes_per_s for path in paths) / len(paths) / window

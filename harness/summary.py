@@ -3,8 +3,10 @@
 TTFT counts from the planned send. Quantiles are over all planned requests, one that failed or was
 never sent being +inf; ``*_success_s`` leaves those out. Throughput is completed requests over the
 time from the start of the load to the last answer; ``steady`` leaves out as much of the start as
-the slowest request took, and everything after the last planned send. Utilisation is busy time of
-the prefill instances over instances x (0 to the last planned send).
+the slowest request took, and everything after the last planned send. The arrival rate is n - 1
+over the time between the first and the last of n planned sends, since n arrivals span n - 1 gaps.
+Utilisation is busy time of the prefill instances over instances x (0 to the last planned send); a
+service ends when it was planned to (start + service time), not when the process woke up.
 """
 
 import math
@@ -36,7 +38,7 @@ LEVEL = 0.95
 #: A span that starts this soon (wall) after another on the same instance follows it directly.
 _DIRECTLY_WALL_S = 0.001
 #: A TPOT this close above its SLO meets it: clocks and wake-ups do not resolve less.
-_SLO_RELATIVE, _SLO_WALL_S = 0.01, 0.002
+SLO_RELATIVE, SLO_WALL_S = 0.01, 0.002
 
 
 def length_bins(input_tokens: Sequence[int] | Floats) -> list[str]:
@@ -98,7 +100,7 @@ def shared_blocks(requests: pd.DataFrame, manifest: Manifest, n: int) -> Blocks:
         )
         busy = saturated_requests(
             floats(group, "prefill_start_s"),
-            floats(group, "prefill_end_s"),
+            service_ends_s(group, manifest.time_scale),
             servers,
             floats(requests[same_cell], "planned_s"),
             gap_s,
@@ -124,6 +126,7 @@ def summarise(
         "num_completed": int(outcomes.get("completed", 0)),
         "num_failed": int(outcomes.get("failed", 0)),
         "num_unsent": int(outcomes.get("unsent", 0)),
+        "arrival_rate_req_per_s": arrival_rate(schedule),
         **_ttft(frame, done, blocks),
         **_modelled(done),
         **_rates(done, cells, manifest, schedule),
@@ -241,12 +244,31 @@ def meets_slo(rows: pd.DataFrame, slo: dict[str, Any], time_scale: float) -> "pd
     kept = pd.Series(True, index=rows.index)
     if slo.get("tpot_s") is not None:
         tokens = np.maximum(floats(rows, "output_tokens") - 1.0, 1.0)
-        slack_s = np.maximum(_SLO_RELATIVE * slo["tpot_s"], _SLO_WALL_S * time_scale / tokens)
+        slack_s = np.maximum(SLO_RELATIVE * slo["tpot_s"], SLO_WALL_S * time_scale / tokens)
         tpot_s = np.nan_to_num(floats(rows, "tpot_s"), nan=0.0)  # one token has no TPOT to miss
         kept &= tpot_s <= slo["tpot_s"] + slack_s
     if slo.get("ttft_s") is not None:
         kept &= floats(rows, "ttft_s") <= slo["ttft_s"]
     return kept
+
+
+def arrival_rate(schedule: Sequence[Request]) -> float | None:
+    """Planned arrivals a second; None where they span no time."""
+    planned_s = [request.planned_s for request in schedule]
+    span_s = max(planned_s, default=0.0) - min(planned_s, default=0.0)
+    return (len(planned_s) - 1) / span_s if span_s > 0 else None
+
+
+def residual_over_bound(
+    frame: pd.DataFrame, time_scale: float, of_ttft: float, wall_s: float
+) -> float | None:
+    """Share of requests whose budget leaves more than ``of_ttft`` of TTFT and than ``wall_s``."""
+    whole = completed(frame).dropna(subset=["residual_wall_s"])
+    if whole.empty:
+        return None
+    left_s = np.abs(floats(whole, "residual_wall_s"))
+    bound_s = np.maximum(of_ttft * floats(whole, "ttft_s") / time_scale, wall_s)
+    return float((left_s > bound_s).mean())
 
 
 def _kv(done: pd.DataFrame) -> dict[str, Any]:
@@ -259,6 +281,38 @@ def _kv(done: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def service_ends_s(spans: pd.DataFrame, time_scale: float) -> Floats:
+    """When each prefill was planned to end, scenario seconds; as it ended where no plan is known.
+
+    The next service of an instance starts at that instant, so actual ends, which a late wake-up
+    delays, would overlap it.
+    """
+    planned_s = floats(spans, "prefill_start_s") + floats(spans, "service_wall_s") * time_scale
+    return np.where(np.isnan(planned_s), floats(spans, "prefill_end_s"), planned_s)
+
+
+def instance_busy_s(frame: pd.DataFrame, window_s: float, time_scale: float) -> "pd.Series[float]":
+    """Seconds of [0, window_s] in which each instance prefilled, by (repeat, prefill_instance).
+
+    The length of the union of its services, so never more than the window.
+    """
+    spans = frame.dropna(subset=["prefill_start_s", "prefill_end_s", "prefill_instance"])
+    table = pd.DataFrame(
+        {
+            "repeat": spans["repeat"],
+            "prefill_instance": spans["prefill_instance"],
+            "start_s": np.clip(floats(spans, "prefill_start_s"), 0.0, window_s),
+            "end_s": np.clip(service_ends_s(spans, time_scale), 0.0, window_s),
+        }
+    ).sort_values("start_s", kind="stable")
+    keys = ["repeat", "prefill_instance"]
+    # A service adds what lies beyond the latest end of those that started before it.
+    reached_s = table.groupby(keys)["end_s"].cummax().groupby([table[key] for key in keys])
+    before_s = reached_s.shift(fill_value=0.0)
+    table["busy_s"] = np.maximum(table["end_s"] - np.maximum(table["start_s"], before_s), 0.0)
+    return table.groupby(keys)["busy_s"].sum()
+
+
 def _prefill_utilisation(
     frame: pd.DataFrame,
     name: str,
@@ -267,21 +321,25 @@ def _prefill_utilisation(
     schedule: tuple[Request, ...],
 ) -> dict[str, Any]:
     window_s = max((request.planned_s for request in schedule), default=0.0)
-    spans = frame.dropna(subset=["prefill_start_s", "prefill_end_s"])
     ran = sum(cell.start_mono_ns is not None for cell in cells)
-    starts_s, ends_s = floats(spans, "prefill_start_s"), floats(spans, "prefill_end_s")
-    busy_s = np.maximum(np.minimum(ends_s, window_s) - np.minimum(starts_s, window_s), 0.0)
+    busy_s = instance_busy_s(frame, window_s, manifest.time_scale)
+    by_instance = busy_s.groupby("prefill_instance").sum()
     prefills = [item for item in manifest.instances.get(name, ()) if item.role == "prefill"]
-    by_cluster: dict[str, float | None] = {}
-    for cluster in dict.fromkeys(item.cluster for item in prefills):
-        here = (spans["prefill_cluster"] == cluster).to_numpy(dtype=bool, na_value=False)
-        count = sum(item.cluster == cluster for item in prefills)
-        by_cluster[cluster] = _share(float(busy_s[here].sum()), count * window_s * ran)
+
+    def used(names: list[str]) -> float | None:
+        spent_s = float(by_instance.reindex(names, fill_value=0.0).sum())
+        return _share(spent_s, len(names) * window_s * ran)
+
+    clusters = dict.fromkeys(item.cluster for item in prefills)
     return {
-        "prefill_utilisation": _share(float(busy_s.sum()), len(prefills) * window_s * ran),
-        "prefill_utilisation_by_cluster": by_cluster,
+        "prefill_utilisation": used([item.name for item in prefills]),
+        "prefill_utilisation_by_cluster": {
+            cluster: used([item.name for item in prefills if item.cluster == cluster])
+            for cluster in clusters
+        },
     }
 
 
 def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
+    # The sum of a window's parts may round to just above it.
+    return min(part / whole, 1.0) if whole > 0 else None

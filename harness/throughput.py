@@ -256,7 +256,9 @@ class _Costs:
         with np.errstate(invalid="ignore", divide="ignore"):
             long_tokens = np.where(p > 0, (self._tokens[-1] - self._tokens[local]) / p, np.nan)
             short_tokens = self._tokens[local] / self._share[local]
-        return p, long_tokens, short_tokens
+        # A mean of equal lengths may round beyond them, and so beyond what a profile covers.
+        low, high = self.lengths[0], self.lengths[-1]
+        return p, np.clip(long_tokens, low, high), np.clip(short_tokens, low, high)
 
     def per_request(
         self, local: IntArray, objective: Objective

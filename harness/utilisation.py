@@ -3,6 +3,7 @@
     prefill    sum of T_prefill / (instances x window)
     decode     sum of (output_tokens - 1) T_decode / (slots x window)
     link       sum of S_kv of what crosses / (rate x window)
+    fabric     sum of S_kv of what stays / (local prefill instances x rate x window)
 
 Above 1 a queue grows for as long as the load lasts; near 1 a finite run says little about it.
 """
@@ -24,6 +25,7 @@ class Utilisation:
     pd_prefill: float | None
     pd_decode: float | None
     link: float | None
+    fabric: float | None = None
 
     def by_stage(self) -> dict[str, float]:
         """The stages that there are."""
@@ -71,12 +73,15 @@ def predict_utilisation(
     prefill_s = {c: scenario.hardware[name].profile.prefill_s for c, name in hardware.items()}
     busy_s = dict.fromkeys(hardware, 0.0)
     kv_bytes = kv_bytes_function(scenario.model.architecture)
-    crossing_bytes, decode_steps = 0, 0
+    crossing_bytes, staying_bytes, decode_steps = 0, 0, 0
     for request in schedule:
         uncached = request.input_tokens - request.cached_tokens
         cluster = preferred_cluster(uncached, deployment.threshold_tokens, hardware)
         busy_s[cluster] += prefill_s[cluster](uncached, request.cached_tokens)
-        crossing_bytes += kv_bytes(request.input_tokens) if cluster == PRFAAS else 0
+        if cluster == PRFAAS:
+            crossing_bytes += kv_bytes(request.input_tokens)
+        else:
+            staying_bytes += kv_bytes(request.input_tokens)
         decode_steps += request.output_tokens - 1
     share = {c: busy_s[c] / (count[c] * window) for c in hardware}
     slots = (
@@ -88,4 +93,9 @@ def predict_utilisation(
         pd_prefill=share.get(PD),
         pd_decode=decode_steps * decode_step_s(scenario, deployment) / (slots * window),
         link=link if PRFAAS in share else None,
+        fabric=(
+            staying_bytes / (count[PD] * scenario.fabric.rate_bytes_per_s * window)
+            if PD in share
+            else None
+        ),
     )

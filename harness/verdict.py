@@ -5,8 +5,9 @@ machinery (send lag, residual) are wall time, since time_scale multiplies them. 
 knowing but no reason to refuse (overheads, floors of the link, truncated spools) is a note.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,11 +19,14 @@ from harness.record.tables import read_notes, read_table
 from harness.statistics import nearest_rank
 from harness.summary import (
     LENGTH_BINS,
+    SLO_RELATIVE,
+    SLO_WALL_S,
     compare,
     completed,
     floats,
     length_bins,
     present,
+    residual_over_bound,
     shared_blocks,
     summarise,
 )
@@ -47,6 +51,7 @@ class Gates:
     ttft_error: float = 0.10
     utilisation: float = 0.95
     overhead_of_ttft: float = 0.01
+    slo_attainment: float = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Verdict:
     deployments: dict[str, dict[str, Any]]
     ratios: dict[str, dict[str, Any]] = field(default_factory=dict)
     blocks: dict[str, Any] = field(default_factory=dict)
+    gates: Gates = field(default_factory=Gates)
 
     @property
     def exit_status(self) -> int:
@@ -72,17 +78,20 @@ def judge(run: RunDirectory, gates: Gates | None = None) -> Verdict:
     requests = read_table(run, "requests")
     names = manifest.deployment_names()
     blocks = shared_blocks(requests, manifest, len(schedule))
-    reasons = [*_run_reasons(manifest)]
-    notes = [*_run_notes(run, manifest)]
+    reasons, notes = [*_run_reasons(manifest)], [*_run_notes(run, manifest)]
     summaries: dict[str, dict[str, Any]] = {}
     for name in names:
         frame = requests[requests["deployment"] == name]
         summary = summarise(frame, name, manifest, schedule, blocks)
+        summary["budget_residual_over_bound"] = residual_over_bound(
+            frame, manifest.time_scale, bounds.residual_of_ttft, bounds.residual_wall_s
+        )
         summaries[name] = summary
         view = _View(name, frame, summary, manifest, schedule, bounds)
-        for gate in _GATES:
+        # What a run that was cut short lacks elsewhere follows from that, and would bury it.
+        for gate in _GATES if manifest.status == "finished" else (_accounts,):
             reasons += [f"{name}: {reason}" for reason in gate(view)]
-        notes += [f"{name}: {note}" for note in _overheads(view)]
+        notes += [f"{name}: {note}" for note in (*_overheads(view), *_slo(view))]
     verdict = Verdict(
         "not_supported" if reasons else "supported",
         tuple(reasons),
@@ -91,9 +100,10 @@ def judge(run: RunDirectory, gates: Gates | None = None) -> Verdict:
         compare(requests, names, blocks),
         {
             "length_requests": blocks.length,
-            "resamples": _resamples(blocks),
+            "resamples": 0 if blocks.starts is None else len(blocks.starts),
             "reason": blocks.reason,
         },
+        bounds,
     )
     write_atomically(run.verdict_path, json_bytes(document(run, manifest, verdict)))
     return verdict
@@ -113,6 +123,7 @@ def document(run: RunDirectory, manifest: Manifest, verdict: Verdict) -> dict[st
         "deployments": verdict.deployments,
         "ratios": verdict.ratios,
         "bootstrap_blocks": verdict.blocks,
+        "gates": asdict(verdict.gates),
     }
 
 
@@ -154,7 +165,8 @@ def _run_notes(run: RunDirectory, manifest: Manifest) -> Iterator[str]:
         yield f"{name} was never written"
 
 
-def _counts(view: _View) -> Iterator[str]:
+def _accounts(view: _View) -> Iterator[str]:
+    """Every planned request is accounted for, was sent, and did not fail."""
     summary = view.summary
     repeats = sum(cell.deployment == view.name for cell in view.manifest.deployments)
     planned = len(view.schedule) * repeats
@@ -177,9 +189,14 @@ def _counts(view: _View) -> Iterator[str]:
         )
     if summary["num_unsent"]:
         yield f"{summary['num_unsent']} of {planned} requests were never sent"
-    if planned > 0 and summary["num_completed"] < view.gates.min_completed:
+
+
+def _enough(view: _View) -> Iterator[str]:
+    # Repeats replay the same arrivals, so they do not count again.
+    distinct = int(view.done["rid"].nunique())
+    if view.schedule and distinct < view.gates.min_completed:
         yield (
-            f"{summary['num_completed']} requests completed; "
+            f"{distinct} distinct requests completed; "
             f"a claim on means takes {view.gates.min_completed}"
         )
 
@@ -190,9 +207,10 @@ def _completeness(view: _View) -> Iterator[str]:
         done["ttft_s"].isna()
         | (done["completion_tokens"] != done["output_tokens"]).fillna(True)
         | (done["prompt_tokens"] != done["input_tokens"]).fillna(True)
-        | ((done["output_tokens"] > 1) & ~(done["tpot_s"] > 0)).fillna(True)
     )
-    yield from _named(done[wrong], "completed without the tokens that were planned")
+    yield from _named(done[wrong], "do not have the tokens that were planned")
+    at_once = ((done["output_tokens"] > 1) & ~(done["tpot_s"] > 0)).fillna(True)
+    yield from _named(done[at_once & ~wrong], "have all tokens at one instant: the client stalled")
     cached = (done["actual_cached_tokens"] != done["cached_tokens"]).fillna(True)
     yield from _named(done[cached], "found other cached tokens than planned")
 
@@ -218,15 +236,13 @@ def _budget(view: _View) -> Iterator[str]:
     whole = done.dropna(subset=["residual_wall_s"])
     if whole.empty:
         return
-    left_s = np.abs(floats(whole, "residual_wall_s"))
-    ttft_wall_s = floats(whole, "ttft_s") / view.manifest.time_scale
-    beyond = left_s > np.maximum(gates.residual_of_ttft * ttft_wall_s, gates.residual_wall_s)
-    if beyond.mean() > gates.residual_share:
-        p95_s = nearest_rank(left_s, 0.95) or 0.0
+    beyond = view.summary["budget_residual_over_bound"]
+    if beyond > gates.residual_share:
+        p95_s = nearest_rank(np.abs(floats(whole, "residual_wall_s")), 0.95) or 0.0
         yield (
             f"the TTFT budget leaves more than {100 * gates.residual_of_ttft:.0f} % of TTFT and "
             f"{1e3 * gates.residual_wall_s:.0f} ms of wall time unexplained in "
-            f"{100 * beyond.mean():.1f} % of requests (residual p95 {1e3 * p95_s:.2f} ms wall)"
+            f"{100 * beyond:.1f} % of requests (residual p95 {1e3 * p95_s:.2f} ms wall)"
         )
 
 
@@ -279,23 +295,41 @@ def _utilisation(view: _View) -> Iterator[str]:
     if model is None or not model.utilisation:
         yield "no throughput model says how busy its stages are"
         return
+    if len(view.schedule) < view.gates.min_completed:
+        return  # too short a window to say what share of it is used; _enough refuses the run
     stages = dict(model.utilisation)
     for cluster, value in view.summary["prefill_utilisation_by_cluster"].items():
         if value is not None:
             stages[f"{cluster} prefill as measured"] = value
     stage, most = max(stages.items(), key=lambda item: item[1])
     if most > view.gates.utilisation:
-        scale = model.fitting_load_scale
-        if scale is None or scale >= 1.0:
-            scale = view.gates.utilisation / most
+        scale = min(view.gates.utilisation / most, model.fitting_load_scale or 1.0)
+        # The option replaces the scale that the run's load already had.
+        scale *= view.manifest.scenario.get("workload", {}).get("rate_scale") or 1.0
         yield (
             f"{stage} would be used at {most:.2f} of its capacity, bound "
             f"{view.gates.utilisation:.2f}, where queues no longer settle; "
-            f"a load scaled by {scale:.3f} would fit"
+            f"`--set workload.rate_scale={_floored(scale)}` would fit"
         )
 
 
-_GATES = (_counts, _completeness, _load, _budget, _kv_bytes, _prefill, _simulation, _utilisation)
+def _floored(value: float) -> str:
+    """Three significant digits, never more than the value."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.floor(round(value / unit, 6)) * unit:.3g}"
+
+
+_GATES: tuple[Callable[[_View], Iterator[str]], ...] = (
+    _accounts,
+    _enough,
+    _completeness,
+    _load,
+    _budget,
+    _kv_bytes,
+    _prefill,
+    _simulation,
+    _utilisation,
+)
 
 
 def prefill_errors(frame: pd.DataFrame) -> pd.DataFrame:
@@ -337,6 +371,22 @@ def _overheads(view: _View) -> Iterator[str]:
             )
 
 
+def _slo(view: _View) -> Iterator[str]:
+    share = view.summary["slo_attainment"]
+    if share is None or share >= view.gates.slo_attainment:
+        return
+    slo = view.manifest.scenario.get("slo", {})
+    parts = []
+    if slo.get("tpot_s") is not None:
+        parts.append(
+            f"TPOT {1e3 * slo['tpot_s']:g} ms, met up to {100 * SLO_RELATIVE:g} % above it "
+            f"or {1e3 * SLO_WALL_S:g} ms of wall time over the whole output"
+        )
+    if slo.get("ttft_s") is not None:
+        parts.append(f"TTFT {slo['ttft_s']:g} s, met without tolerance")
+    yield f"{100 * share:.1f} % of completed requests meet the SLO ({'; '.join(parts)})"
+
+
 def _named(rows: pd.DataFrame, what: str, some: str = "completed requests") -> Iterator[str]:
     if rows.empty:
         return
@@ -347,7 +397,3 @@ def _named(rows: pd.DataFrame, what: str, some: str = "completed requests") -> I
 
 def _or(value: object, otherwise: str) -> str:
     return otherwise if value is None or value is pd.NA else str(value)
-
-
-def _resamples(blocks: Any) -> int:
-    return 0 if blocks.starts is None else int(blocks.starts.shape[0])

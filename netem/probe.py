@@ -7,7 +7,8 @@ Both are helpers (see ``netem.control``). The server's ready line has its port. 
 with a mode byte and the two durations: ``e`` echoes; ``s`` swallows, and at the peer's end answers
 with the bytes it counted; ``b`` sends for as long as the peer reads. Whoever receives counts the
 payload that arrives in the window of ``bulk_s`` after ``warm_up_s``; the rate of all flows is the
-sum over ``bulk_s``. The first echoes are discarded.
+sum over ``bulk_s``. The first echoes are discarded. What the network does to a measurement is
+answered as ``{"error": ...}``, which says what was being measured.
 """
 
 import json
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 _BUFFER_BYTES = 1 << 18
@@ -66,16 +68,42 @@ def measure(configuration: dict[str, Any]) -> None:
     """Measure once for every request line."""
     _say({"event": "ready"})
     while sys.stdin.readline():
+        try:
+            _say(_measurement(configuration))
+        except _MeasurementError as error:
+            _say({"error": str(error)})
+
+
+class _MeasurementError(Exception):
+    """The path failed under a measurement."""
+
+
+def _measurement(configuration: dict[str, Any]) -> dict[str, float]:
+    flows = configuration["flows"]
+    with _measuring("round trips over a connection to the other site", configuration):
         rtts_s = _echo(configuration)
-        _say(
-            {
-                "rtt_min_s": min(rtts_s),
-                "rtt_p50_s": statistics.median(rtts_s),
-                "rtt_samples": len(rtts_s),
-                "received_bytes_per_s": _bulk(configuration, b"b"),
-                "sent_bytes_per_s": _bulk(configuration, b"s"),
-            }
-        )
+    with _measuring(f"the rate of {flows} connections from the other site", configuration):
+        received_bytes_per_s = _bulk(configuration, b"b")
+    with _measuring(f"the rate of {flows} connections to the other site", configuration):
+        sent_bytes_per_s = _bulk(configuration, b"s")
+    return {
+        "rtt_min_s": min(rtts_s),
+        "rtt_p50_s": statistics.median(rtts_s),
+        "rtt_samples": len(rtts_s),
+        "received_bytes_per_s": received_bytes_per_s,
+        "sent_bytes_per_s": sent_bytes_per_s,
+    }
+
+
+@contextmanager
+def _measuring(what: str, configuration: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # TimeoutError is one
+        raise _MeasurementError(
+            f"measuring {what} at {configuration['host']}:{configuration['port']} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _echo(configuration: dict[str, Any]) -> list[float]:

@@ -106,6 +106,8 @@ class Stream:
 
     def offer(self, chunk: Chunk) -> None:
         """A chunk enters the link."""
+        if chunk == "end":
+            self.source = None  # Read on, it would only end again.
         self._travelling_bytes += _payload_bytes(chunk)
         self.direction.push(self, chunk)
         self.throttle()
@@ -113,6 +115,8 @@ class Stream:
     def arrive(self, chunk: Chunk) -> None:
         """A chunk reaches the other end."""
         self._travelling_bytes -= _payload_bytes(chunk)
+        # Reading starts when both sockets are there; only a client's failure may come before.
+        assert self.target is not None or chunk == "reset", "bytes for a socket not yet connected"
         if self.target is not None and not self.target.is_closing():
             if isinstance(chunk, bytes):
                 self.target.write(chunk)
@@ -148,11 +152,16 @@ class Stream:
 
 
 class End(asyncio.BufferedProtocol):
-    """One socket of a relayed connection."""
+    """One socket of a relayed connection.
+
+    ``early`` keeps what was read before ``start_reading``, at most one chunk, which then enters
+    the link first; it is None from there on.
+    """
 
     def __init__(self, connection: "Connection", sends: Stream, receives: Stream) -> None:
         self.connection, self.sends, self.receives = connection, sends, receives
         self.transport: asyncio.Transport | None = None
+        self.early: list[Chunk] | None = []
         self._buffer = memoryview(bytearray(sends.direction.chunk_bytes))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -164,18 +173,34 @@ class End(asyncio.BufferedProtocol):
         self.connection.opened(self)
 
     def start_reading(self) -> None:
+        """Let the link have what was read early and what comes; nothing if the socket is gone."""
+        early, self.early = self.early, None
+        if self.transport is None or early is None:
+            return
+        _stop_reading(self.transport)
         self.sends.source = self.transport
+        for chunk in early:
+            self.sends.offer(chunk)
         self.sends.throttle()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # the protocol's signature
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.sends.offer(bytes(self._buffer[:nbytes]))
+        self._take(bytes(self._buffer[:nbytes]))
 
     def eof_received(self) -> bool:
-        self.sends.offer("end")
+        self._take("end")
         return True  # Half-closed: the other direction stays open.
+
+    def _take(self, chunk: Chunk) -> None:
+        if self.early is None:
+            self.sends.offer(chunk)
+            return
+        assert self.transport is not None
+        assert not self.early, "a paused transport read on"
+        self.early.append(chunk)
+        _stop_reading(self.transport)
 
     def pause_writing(self) -> None:
         self.receives.receiver_is_full(True)
@@ -301,14 +326,42 @@ async def serve(configuration: dict[str, Any], priority: str) -> None:
     # An unexpected error in any connection ends the group, the process and the silence.
     async with asyncio.TaskGroup() as group:
         relay = Relay(group, configuration)
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: _on_callback_error(group, loop, context)
+        )
         print(json.dumps({"event": "ready", "priority": priority}), flush=True)
         while line := await requests.readline():
             print(json.dumps(await relay.answer(json.loads(line))), flush=True)
         relay.close()
 
 
+def _on_callback_error(
+    group: asyncio.TaskGroup, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """The loop only logs what a callback raises; a fault must end the group instead."""
+    error = context.get("exception")
+    if isinstance(error, Exception) and not isinstance(error, OSError):
+
+        async def fail() -> None:
+            raise error
+
+        group.create_task(fail())
+    else:
+        loop.default_exception_handler(context)
+
+
 def _payload_bytes(chunk: Chunk) -> int:
     return len(chunk) if isinstance(chunk, bytes) else 0
+
+
+def _stop_reading(transport: asyncio.Transport) -> None:
+    """Pause, also a transport that reads although it takes itself for paused.
+
+    The loop of Python 3.11.2, for one, begins to read after ``connection_made`` whatever was asked
+    for there, and a further ``pause_reading`` alone does nothing.
+    """
+    transport.resume_reading()
+    transport.pause_reading()
 
 
 def _write_eof(transport: asyncio.Transport) -> None:

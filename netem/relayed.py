@@ -56,7 +56,10 @@ def open_relay(spec: LinkSpec) -> Iterator[RelayPath]:
         "delay_s": (applied.rtt_s - ROUND_TRIP_FLOOR_S) / 2,
         "limit_bytes": applied.queue_packets * MTU_BYTES,
     }
-    with helper("link relay", ["netem.relay"], configuration) as (relay, ready):
+    with helper("the link relay between the sites", ["netem.relay"], configuration) as (
+        relay,
+        ready,
+    ):
         notes.append(f"the relay runs at {ready['priority']}")
         yield RelayPath(
             applied,

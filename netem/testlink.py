@@ -11,7 +11,16 @@ from typing import Literal
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from netem.check import FLOWS, LinkCheck, link_failures, measure_path
+from netem.check import (
+    FLOWS,
+    RATE_TOLERANCE_ABOVE,
+    RATE_TOLERANCE_BELOW,
+    RTT_TOLERANCE,
+    RTT_TOLERANCE_S,
+    LinkCheck,
+    link_failures,
+    measure_path,
+)
 from netem.link import LinkError, LinkSpec
 from netem.relayed import open_relay
 from netem.routed import open_netem
@@ -19,6 +28,10 @@ from netem.site import LinkCounters, Path, Site, SiteName
 from netem.tunnelled import open_forwarder
 
 __all__ = [
+    "RATE_TOLERANCE_ABOVE",
+    "RATE_TOLERANCE_BELOW",
+    "RTT_TOLERANCE",
+    "RTT_TOLERANCE_S",
     "BackendName",
     "LinkCheck",
     "LinkCounters",

@@ -84,7 +84,12 @@ def open_forwarder(spec: LinkSpec, seed: int = 0) -> Iterator[ForwarderPath]:
                 handover.callback(os.close, devices[-1])
             arguments = ["netem.forwarder", *map(str, devices)]
             forwarder, ready = stack.enter_context(
-                helper("link forwarder", arguments, configuration, pass_fds=devices)
+                helper(
+                    "the link forwarder between the sites",
+                    arguments,
+                    configuration,
+                    pass_fds=devices,
+                )
             )
         notes.append(f"the forwarder runs at {ready['priority']}")
         notes.append(f"TCP congestion control is {near.run(congestion_control)}")

@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito (2008), which stay apart in the common forms 
 lines are told apart by dashes too, and panels by headings.
 """
 
+import math
 import textwrap
 from typing import Any
 
@@ -20,6 +21,7 @@ CDF_POINTS, LINE_POINTS = 240, 400
 SCATTER_POINTS, SCATTER_CELLS = 1200, 32
 _WIDTH, _HEIGHT = 780, 320
 _GREY = "#595959"
+_MOST_DECADES = 4
 Drawn = alt.Chart | alt.LayerChart | alt.FacetChart
 
 
@@ -100,8 +102,29 @@ def _scale(axis: Axis) -> alt.Scale:
     return alt.Scale(type="log", nice=False) if axis.log else alt.Scale(zero=True)
 
 
-def _axis(axis: Axis) -> alt.Axis:
-    return alt.Axis(format=".6~g", tickCount=8, labelOverlap=True, title=axis.title)
+def _axis(axis: Axis, values: "pd.Series[float] | None" = None) -> alt.Axis:
+    """``values`` is what a logarithmic axis spans, which decides its labels."""
+    ticks = log_ticks(values) if axis.log and values is not None else ()
+    chosen: dict[str, Any] = {"values": list(ticks)} if ticks else {"tickCount": 8}
+    return alt.Axis(format=".6~g", labelOverlap=True, title=axis.title, **chosen)
+
+
+def log_ticks(values: "pd.Series[float]") -> tuple[float, ...]:
+    """1, 2 and 5 times the powers of ten within the values, powers of ten alone beyond 4 decades.
+
+    Nothing where fewer than two lie within: the drawing library's own ticks fit better then.
+    """
+    known = values.to_numpy(dtype=np.float64)
+    known = known[np.isfinite(known) & (known > 0)]
+    if not len(known):
+        return ()
+    low, high = float(known.min()), float(known.max())
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= _MOST_DECADES else (1,)
+    # A decimal literal is the nearest double; a product with a power of ten need not be.
+    ticks = [float(f"{step}e{power}") for power in range(first, last + 1) for step in steps]
+    within = tuple(tick for tick in ticks if low <= tick <= high)
+    return within if len(within) > 1 else ()
 
 
 def _cdf(chart: Chart) -> Drawn:
@@ -112,7 +135,7 @@ def _cdf(chart: Chart) -> Drawn:
         parts.append(cdf_points(group[chart.x.column]).assign(**names))
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=["value", "share", *keys])
     encoding: dict[str, Any] = {
-        "x": alt.X("value:Q", scale=_scale(chart.x), axis=_axis(chart.x)),
+        "x": alt.X("value:Q", scale=_scale(chart.x), axis=_axis(chart.x, frame["value"])),
         "y": alt.Y(
             "share:Q",
             scale=alt.Scale(domain=[0, 1]),
@@ -179,8 +202,16 @@ def _scatter(chart: Chart) -> Drawn:
         alt.Chart(frame)
         .mark_point(filled=True, opacity=0.55)
         .encode(
-            x=alt.X(f"{chart.x.column}:Q", scale=_scale(chart.x), axis=_axis(chart.x)),
-            y=alt.Y(f"{chart.y.column}:Q", scale=_scale(chart.y), axis=_axis(chart.y)),
+            x=alt.X(
+                f"{chart.x.column}:Q",
+                scale=_scale(chart.x),
+                axis=_axis(chart.x, frame[chart.x.column]),
+            ),
+            y=alt.Y(
+                f"{chart.y.column}:Q",
+                scale=_scale(chart.y),
+                axis=_axis(chart.y, frame[chart.y.column]),
+            ),
             color=_colour(chart),
             shape=alt.Shape(f"{chart.series}:N", scale=alt.Scale(domain=list(chart.order))),
             size=alt.Size("count:Q", scale=sizes, legend=None),

@@ -74,8 +74,37 @@ def test_a_malformed_trace_names_file_and_line(tmp_path: Path, content: str, sai
     refused(prfaas("bench", CASE_STUDY, "--trace", str(trace)), 2, "broken.jsonl", said)
 
 
+def test_a_setting_that_a_trace_overrides_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "one.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 500, "output_length": 2, "hash_ids": [1]}\n')
+    arguments = ("simulate", CASE_STUDY, "--trace", str(trace), "--json")
+    refused(prfaas(*arguments, "--set", "load.num_requests=2"), 2, "load.num_requests", "--trace")
+    assert prfaas(*arguments, "--set", "workload.rate_scale=2").returncode == 0
+
+
+def test_what_cannot_be_written_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "harness", "schema"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert result.returncode == 3
+    assert "cannot read or write standard output: No space left" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_overload_is_said_with_the_load_that_would_fit() -> None:
+    result = prfaas("simulate", CASE_STUDY, "--json", "--set", "load.rate_req_per_s=4")
+    notes = json.loads(result.stdout)["notes"]
+    assert any("homogeneous_pd" in note and "0." in note for note in notes)
+
+
 def test_bad_usage_has_status_2() -> None:
-    for arguments in (["bench"], ["fly"], ["bench", CASE_STUDY, "--repeats", "0"]):
+    for arguments in (["bench"], ["fly"], ["bench", CASE_STUDY, "--repeats", "0"], ["report"]):
         assert prfaas(*arguments).returncode == 2
     refused(prfaas("bench", CASE_STUDY, "--duration", "ten"), 2, "--duration")
 

@@ -25,11 +25,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield testbed
 
 
+def headers(served: Live) -> dict[str, str]:
+    return {"Authorization": f"Bearer {served.testbed.gateway_key}"}
+
+
 def post(served: Live, path: str, body: Any) -> tuple[int, Any]:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(
-        served.url + path, raw, {"Content-Type": "application/json"}, method="POST"
-    )
+    request = urllib.request.Request(served.url + path, raw, headers(served), method="POST")
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.load(answer)
@@ -39,7 +41,7 @@ def post(served: Live, path: str, body: Any) -> tuple[int, Any]:
 
 def stream(served: Live, path: str, body: dict[str, Any]) -> list[Any]:
     raw = json.dumps(body | {"stream": True}).encode()
-    request = urllib.request.Request(served.url + path, raw, method="POST")
+    request = urllib.request.Request(served.url + path, raw, headers(served), method="POST")
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         text = answer.read().decode()
@@ -49,7 +51,8 @@ def stream(served: Live, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 def get(served: Live, path: str) -> str:
-    with urllib.request.urlopen(served.url + path, timeout=10) as answer:
+    request = urllib.request.Request(served.url + path, headers=headers(served))
+    with urllib.request.urlopen(request, timeout=10) as answer:
         return str(answer.read().decode())
 
 
@@ -134,6 +137,9 @@ def test_the_threshold_sends_long_prompts_across_the_link(served: Live) -> None:
         ("/generate", {"sampling_params": {}}, "needs input_ids"),
         ("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": -1}}, "from 1 to"),
         ("/generate", {"input_ids": [1] * 200_000}, "covers"),
+        ("/generate", {"input_ids": [1], "rid": "r" * 300}, "256 characters"),
+        ("/v1/completions", b'{"prompt": "\xff", "max_tokens": 3}', "not valid"),
+        ("/v1/completions", b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid"),
     ],
 )
 def test_a_wrong_request_is_refused_with_its_reason(
@@ -144,9 +150,21 @@ def test_a_wrong_request_is_refused_with_its_reason(
     assert said in answer["error"]["message"]
 
 
+def test_a_stranger_does_not_join_a_run(served: Live) -> None:
+    rows = len(served.rows("gateway"))
+    request = urllib.request.Request(served.url + "/generate", b'{"input_ids": [1]}')
+    for key in (None, "Bearer wrong", "Bearer \u00fc"):
+        if key is not None:
+            request.add_header("Authorization", key)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=10)
+    assert len(served.rows("gateway")) == rows
+
+
 def test_a_body_beyond_the_bound_is_refused(served: Live) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.testbed.gateway_port, timeout=10)
     connection.putrequest("POST", "/generate")
+    connection.putheader("Authorization", headers(served)["Authorization"])
     connection.putheader("Content-Length", str(2**30))
     connection.endheaders()
     assert connection.getresponse().status == 413
@@ -171,7 +189,10 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Live) -> None:
         }
     ).encode()
     with socket.create_connection(("127.0.0.1", served.testbed.gateway_port), 10) as client:
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            f"Authorization: Bearer {served.testbed.gateway_key}\r\n\r\n"
+        )
         client.sendall(head.encode() + body)
         assert b"200 OK" in client.recv(4096)
     wait_until(lambda: json.loads(get(served, "/state"))["in_flight"] == 0)
@@ -189,7 +210,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Live) -> None:
 def test_a_rid_in_flight_is_not_taken_twice(served: Live) -> None:
     body = {"input_ids": IDS, "rid": "twice", "sampling_params": {"max_new_tokens": 4000}}
     raw = json.dumps(body | {"stream": True}).encode()
-    request = urllib.request.Request(served.url + "/generate", raw, method="POST")
+    request = urllib.request.Request(served.url + "/generate", raw, headers(served), method="POST")
     with urllib.request.urlopen(request, timeout=30) as first:
         status, answer = post(served, "/generate", body)
         assert first.status == 200

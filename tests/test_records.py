@@ -315,6 +315,30 @@ class TestRunDirectory:
             built.run.read_manifest()
         assert str(path) in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"time_scale": 0}, "'time_scale' must be positive"),
+            ({"scenario": {"slo": 5}}, "'scenario.slo' must be an object"),
+            ({"scenario": {"slo": None}}, "'scenario.slo' must be an object"),
+            ({"scenario": {"slo": {"tpot_s": "fast"}}}, "'scenario.slo.tpot_s' must be a number"),
+            ({"scenario": {"workload": {"rate_scale": 0}}}, "rate_scale' must be positive"),
+            ({"link_check": {"rtt_p50_s": []}}, "'link_check.rtt_p50_s' must be a number"),
+            ({"instances": {}}, "'instances' lacks the deployment 'prfaas_pd'"),
+            ({"deployments": [{"deployment": "../x", "repeat": 0}]}, "not the name of a"),
+            ({"deployments": [{"deployment": "prfaas_pd", "repeat": 0}] * 2}, "repeat twice"),
+        ],
+    )
+    def test_what_no_run_writes_into_a_manifest(
+        self, built: Built, change: dict[str, Any], message: str
+    ) -> None:
+        path = built.run.manifest_path
+        document = msgspec.json.decode(path.read_bytes()) | change
+        path.write_bytes(msgspec.json.encode(document))
+        with pytest.raises(ScenarioError, match=message) as caught:
+            built.run.read_manifest()
+        assert str(path) in str(caught.value)
+
     def test_a_directory_that_is_no_run(self, tmp_path: Path) -> None:
         with pytest.raises(ScenarioError, match="is this a run directory"):
             RunDirectory(tmp_path).read_manifest()

@@ -1,19 +1,24 @@
-"""The run's report and trace, from runs whose numbers are known."""
+"""The run's report and trace, from runs whose numbers are known, and from damaged ones."""
 
 import itertools
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from synthetic_run import Built, Options, build
 
 from harness import figures
-from harness.core import ScenarioError
+from harness.core import PrfaasError, ScenarioError
 from harness.perfetto import trace_events
-from harness.record.tables import compact, read_table
+from harness.phrases import tolerances
+from harness.record.spool import SpoolError
+from harness.record.tables import compact, read_notes, read_table
 from harness.report import write_report
 from harness.verdict import judge
 from reports.render import render_png
@@ -52,6 +57,13 @@ def test_a_sound_run_shows_every_section_and_its_numbers(sound: tuple[Built, str
         assert f">{mean_s:.3f}</td>" in text
     assert "320 of 320" in text
     assert "too few samples" in text
+    assert "Quantiles are nearest-rank" in text
+    for row in ("arrival rate, as planned", "throughput, steady window", "throughput, whole run"):
+        assert f">{row}" in text
+    assert ">0.0 % (at most 5.0 %)</td>" in text
+    # Terms of the budget, all in milliseconds with one decimal.
+    assert text.count(">30.0</td>") >= 3
+    assert text.count(">2.5</td>") >= 6
     assert "nan" not in text.partition("<script>")[0].lower().replace("finance", "")
 
 
@@ -83,6 +95,21 @@ def test_charts_say_what_they_show(sound: tuple[Built, str]) -> None:
     average = figures.time_mean(moved["t_s"], moved["gbit_per_s"])
     spanned_s = moved["t_s"].max() - moved["t_s"].min()
     assert average * spanned_s / 8 * 1e9 == pytest.approx(rows["kv_bytes"].sum(), rel=0.02)
+
+
+def test_the_link_is_shown_in_scenario_units_and_on_the_wire(sound: tuple[Built, str]) -> None:
+    built, _ = sound
+    manifest = built.run.read_manifest()
+    table = figures.link_table(manifest).set_index("link")
+    rate = table.loc["rate PrfaaS to PD (Gbit/s)"]
+    assert rate["measured"] == pytest.approx(99.2)
+    assert rate["on the wire: measured"] == pytest.approx(0.992)
+    assert (rate["applied"], rate["on the wire: applied"]) == pytest.approx((100.0, 1.0))
+    trip = table.loc["round trip P50 (ms)"]
+    assert trip["measured"] == pytest.approx(0.81)
+    assert trip["on the wire: measured"] == pytest.approx(0.081)
+    assert tolerances(manifest.link_check or {}) == ""
+    assert tolerances({"rtt_tolerance": 0.15}) == " Allowed: rtt tolerance 0.15."
 
 
 def test_a_refused_run_says_why_first(tmp_path: Path) -> None:
@@ -122,8 +149,94 @@ def test_a_run_of_which_nothing_was_recorded(tmp_path: Path) -> None:
 def test_a_run_that_was_not_judged(tmp_path: Path) -> None:
     built = build(tmp_path, SMALL)
     compact(built.run)
-    with pytest.raises(ScenarioError, match=r"verdict\.json"):
-        write_report(built.run)
+    for content in (None, "[]", "{}", "not json"):
+        if content is not None:
+            built.run.verdict_path.write_text(content)
+        with pytest.raises(ScenarioError, match=r"verdict\.json"):
+            write_report(built.run)
+
+
+NAMES = (
+    "manifest.json", "schedule.jsonl", "expected.jsonl", "spool/simulated-prfaas_pd.jsonl",
+    *(f"spool/prfaas_pd-r0/{name}.jsonl"
+      for name in ("client", "gateway", "link", "engines", "decisions", "worker-pd")),
+)  # fmt: skip
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_anywhere_is_a_clear_error_or_none(tmp_path: Path, name: str) -> None:
+    built = build(tmp_path, SMALL)
+    path = built.run.path / name
+    whole = path.read_bytes() if path.exists() else b'{"rid": "000000", "instance": "pd-d0"}\n'
+    first, _, rest = whole.partition(b"\n")
+    damages = [
+        b"\x00\xff\n" + rest,
+        b"[" * 100_000 + b"\n" + rest,
+        b"5\n" + rest,
+        b"null\n" + rest,
+        re.sub(rb": ?-?[0-9][0-9.]*", b":" + HUGE.encode(), first) + b"\n" + rest,
+        re.sub(rb": ?-?[0-9][0-9.]*", b":9223372036854775807", first) + b"\n" + rest,
+        re.sub(rb": ?-?[0-9][0-9.]*", b":-3", first) + b"\n" + rest,
+        re.sub(rb'_ns":\[[^]]*\]', b'_ns":[1]', first) + b"\n" + rest,
+        re.sub(rb'tokens":\[[^]]*\]', b'tokens":[1,1,999999999999]', first) + b"\n" + rest,
+        first.replace(b"prfaas-p", b"pd-d") + b"\n" + rest,
+    ]
+    for damage in damages:
+        path.write_bytes(damage)
+        told = None
+        try:
+            compact(built.run)
+            judge(built.run)
+        except PrfaasError as error:
+            told = str(error)
+        assert told is None or str(built.run.path) in told
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(PrfaasError, match=re.escape(str(path))):
+        compact(built.run)
+
+
+def test_numbers_that_fit_no_column_and_instances_that_do_not_prefill(tmp_path: Path) -> None:
+    built = build(tmp_path, SMALL)
+    clients = built.clients("prfaas_pd")
+    many = replace(clients[0], chunk_tokens=(1, 1, 10**12))
+    built.rewrite("prfaas_pd", "client", [many, *clients[1:]])
+    with pytest.raises(SpoolError, match=r"client\.jsonl: request 000000: its chunks hold more"):
+        compact(built.run)
+    built.rewrite("prfaas_pd", "client", [replace(clients[0], http_status=2**70), *clients[1:]])
+    with pytest.raises(SpoolError, match=r"requests\.parquet cannot"):
+        compact(built.run)
+    built.rewrite("prfaas_pd", "client", clients)
+    gateways = built.gateways("prfaas_pd")
+    wrong = replace(gateways[0], prefill_instance="pd-d0")
+    built.rewrite("prfaas_pd", "gateway", [wrong, *gateways[1:]])
+    with pytest.raises(SpoolError, match="prefilled by 'pd-d0', which is no prefill instance"):
+        compact(built.run)
+
+
+def test_damaged_tables_are_clear_errors(tmp_path: Path) -> None:
+    built = build(tmp_path, SMALL)
+    compact(built.run)
+    path = built.run.table_path("requests")
+    whole = path.read_bytes()
+    for damage in (b"", b"PAR1", whole[:-50], whole[:100] + b"\xff" * 5000 + whole[5100:]):
+        path.write_bytes(damage)
+        with pytest.raises(ScenarioError, match=r"requests\.parquet"):
+            read_table(built.run, "requests")
+    for notes in (b"[", b"[]", b'{"other": 1}'):
+        damaged = pq.read_table(pa.BufferReader(whole)).replace_schema_metadata(
+            {"prfaas_notes": notes}
+        )
+        pq.write_table(damaged, path)
+        with pytest.raises(ScenarioError, match="notes that are not ours"):
+            read_notes(built.run)
+    path.unlink()
+    with pytest.raises(ScenarioError, match=r"requests\.parquet"):
+        read_table(built.run, "requests")
+    path.mkdir()
+    with pytest.raises(ScenarioError, match=r"requests\.parquet"):
+        read_table(built.run, "requests")
 
 
 class TestTrace:

@@ -23,6 +23,7 @@ from reports.charts import (
     cdf_points,
     chart_spec,
     line_points,
+    log_ticks,
     scatter_points,
 )
 from reports.document import (
@@ -37,7 +38,7 @@ from reports.document import (
     Section,
     Table,
 )
-from reports.render import cell_text, render, render_png
+from reports.render import cell_text, render, render_png, render_svg
 
 EVIL = "</script><script>alert(1)</script><b>&"
 
@@ -229,12 +230,27 @@ def test_the_page_is_made_for_everyone(page: Page) -> None:
     assert next(page.all("html"))["lang"] == "en"
     headings = [tag for tag, _ in page.elements if tag in ("h1", "h2", "h3")]
     assert headings == ["h1", "h2", "h2", "h2"]
-    assert len(list(page.all("caption"))) == len(list(page.all("table"))) == 1
+    # A caption lies outside of what scrolls, and names its table.
+    (table,) = page.all("table")
+    captions = [one["id"] for one in page.all("figcaption") if "id" in one]
+    assert captions == [table["aria-labelledby"]]
     assert {one.get("scope") for one in page.all("th")} == {"row", "col"}
     identifiers = [one["id"] for _, one in page.elements if "id" in one]
-    assert len(identifiers) == len(set(identifiers)) == 3
+    assert len(identifiers) == len(set(identifiers)) == 4
     scrolling = [one for one in page.all("div") if one.get("class") == "scroll"]
-    assert all(one.get("tabindex") == "0" and one.get("aria-label") for one in scrolling)
+    assert len(scrolling) == len(KINDS) + 1
+    assert all(one.get("tabindex") == "0" for one in scrolling)
+    assert all(one.get("aria-label") or one.get("aria-labelledby") for one in scrolling)
+
+
+def test_a_logarithmic_axis_has_labels_beside_one() -> None:
+    assert log_ticks(pd.Series([0.3, 14.0, math.inf])) == (0.5, 1.0, 2.0, 5.0, 10.0)
+    assert log_ticks(pd.Series([1e-3, 1e4])) == tuple(10.0**power for power in range(-3, 5))
+    for too_few in ([], [0.0], [3.0, 4.0], [math.inf]):
+        assert log_ticks(pd.Series(too_few, dtype="float64")) == ()
+    picture = render_svg(chart("cdf", x=Axis("x", "x (s)", log=True)))
+    for label in (5, 10, 20):
+        assert f">{label}</text>" in picture
 
 
 def test_a_picture_for_elsewhere() -> None:

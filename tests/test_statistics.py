@@ -1,12 +1,16 @@
 """Quantiles, effective samples and intervals against known truth and second implementations."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic_run import SHAPES, TIME_SCALE, Options, build
 
+from harness.record.tables import compact, read_table
 from harness.statistics import (
     Floats,
     autocorrelation_time,
@@ -17,6 +21,8 @@ from harness.statistics import (
     ratio_interval,
     saturated_requests,
 )
+from harness.summary import instance_busy_s
+from harness.verdict import judge
 
 values_of = st.lists(st.floats(0, 1e6), max_size=60)
 
@@ -159,3 +165,26 @@ def test_no_interval_with_failures_or_too_few_blocks() -> None:
     short = mean_interval(np.ones(100), moving_blocks(100, 60), 0.95)
     assert short.low is None
     assert "busy period being 60" in (short.reason or "")
+
+
+def test_no_instance_is_busy_for_longer_than_the_window(tmp_path: Path) -> None:
+    # Ten times the load that nine instances can serve: each is busy for all of the window.
+    crowded = Options(num_requests=120, rate_req_per_s=40.0, deployments=("homogeneous_pd",))
+    built = build(tmp_path, crowded)
+    gateways = built.gateways("homogeneous_pd")
+    for number, row in enumerate(gateways):
+        assert row.prefill is not None
+        # Services that overlap, as those of a batching engine do.
+        longer_s = 2 * (row.prefill.service_wall_s or 0.0)
+        gateways[number] = replace(row, prefill=replace(row.prefill, service_wall_s=longer_s))
+    built.rewrite("homogeneous_pd", "gateway", gateways)
+    compact(built.run)
+    summary = judge(built.run).deployments["homogeneous_pd"]
+    window_s = built.requests[-1].planned_s
+    busy_s = instance_busy_s(read_table(built.run, "requests"), window_s, TIME_SCALE)
+    assert len(busy_s) == SHAPES["homogeneous_pd"]["pd"]
+    assert 0.8 * window_s < busy_s.min()
+    assert busy_s.max() <= window_s * (1 + 1e-12)
+    expected = busy_s.sum() / (len(busy_s) * window_s)
+    assert summary["prefill_utilisation"] == pytest.approx(expected)
+    assert summary["prefill_utilisation"] <= 1.0

@@ -91,6 +91,9 @@ def test_a_sound_run_is_supported_and_its_figures_are_known(tmp_path: Path) -> N
         ends_s = [(each.client.end_mono_ns or 0) / 1e9 for each in served]
         whole_s = (max(ends_s) - (built.cell(name).start_mono_ns or 0) / 1e9) * TIME_SCALE
         assert summary["throughput_req_per_s"] == pytest.approx(320 / whole_s)
+        assert summary["arrival_rate_req_per_s"] == pytest.approx(319 / last_s)
+        assert summary["throughput_steady_req_per_s"] == pytest.approx(319 / last_s, rel=0.1)
+        assert summary["budget_residual_over_bound"] == 0.0
         # Every TPOT is the SLO's 25 ms: resolution does not turn them into misses.
         assert summary["goodput_req_per_s"] == summary["throughput_req_per_s"]
         work_s = sum(
@@ -124,7 +127,15 @@ def test_repeats_of_the_same_arrivals_add_no_effective_samples(tmp_path: Path) -
 def test_too_few_requests_for_a_mean(built: Built) -> None:
     verdict = verdict_of(built, Gates())
     assert len(verdict.reasons) == 3
-    assert all("40 requests completed; a claim on means takes 300" in r for r in verdict.reasons)
+    assert all(
+        "40 distinct requests completed; a claim on means takes 300" in r for r in verdict.reasons
+    )
+
+
+def test_repeats_of_the_same_arrivals_are_not_more_requests(tmp_path: Path) -> None:
+    built = build(tmp_path, replace(SMALL, repeats=2, deployments=("prfaas_pd",)))
+    assert verdict_of(built, Gates(min_completed=40)).reasons == ()
+    assert "40 distinct requests completed" in the_reason(built, Gates(min_completed=41))
 
 
 def test_failures_count_as_infinite_and_name_their_phase(built: Built) -> None:
@@ -180,7 +191,7 @@ def test_late_load(tmp_path: Path) -> None:
 
 def test_planned_times_other_than_the_schedule(built: Built) -> None:
     rows = [
-        replace(row, planned_mono_ns=row.planned_mono_ns + 2_000_000)
+        replace(row, planned_mono_ns=(row.planned_mono_ns or 0) + 2_000_000)
         for row in built.clients("prfaas_pd")
     ]
     built.rewrite("prfaas_pd", "client", rows)
@@ -198,12 +209,15 @@ def test_residual_beyond_its_bound(tmp_path: Path) -> None:
 def test_residual_bound_allows_one_in_twenty(built: Built) -> None:
     clients = built.clients("prfaas_pd")
     for count, reasons in ((2, 0), (3, 1)):
-        late = [replace(row, planned_mono_ns=row.planned_mono_ns - 900_000_000) for row in clients][
-            :count
-        ]
+        late = [
+            replace(row, planned_mono_ns=(row.planned_mono_ns or 0) - 900_000_000)
+            for row in clients
+        ][:count]
         # Planned 0.9 s earlier than sent minus its lag: only the residual and the lag can tell.
-        late = [replace(new, sent_mono_ns=(new.planned_mono_ns + 1_000_000)) for new in late]
+        late = [replace(new, sent_mono_ns=(new.planned_mono_ns or 0) + 1_000_000) for new in late]
         built.rewrite("prfaas_pd", "client", [*late, *clients[count:]])
+        share = verdict_of(built).deployments["prfaas_pd"]["budget_residual_over_bound"]
+        assert share == pytest.approx(count / 40)
         found = [r for r in verdict_of(built).reasons if "unexplained" in r]
         assert len(found) == reasons
 
@@ -249,7 +263,29 @@ def test_cached_tokens_other_than_planned(built: Built) -> None:
 def test_completed_with_fewer_tokens_is_not_completed(built: Built) -> None:
     clients = built.clients("prfaas_pd")
     built.rewrite("prfaas_pd", "client", [replace(clients[0], completion_tokens=8), *clients[1:]])
-    assert "without the tokens that were planned (000000)" in the_reason(built)
+    reason = "prfaas_pd: 1 completed requests do not have the tokens that were planned (000000)"
+    assert the_reason(built) == reason
+
+
+def test_all_tokens_at_one_instant_are_the_clients_fault(built: Built) -> None:
+    clients = built.clients("prfaas_pd")
+    stalled = replace(clients[1], chunk_mono_ns=(clients[1].first_token_mono_ns or 0,) * 3)
+    built.rewrite("prfaas_pd", "client", [clients[0], stalled, *clients[2:]])
+    reason = the_reason(built)
+    assert "1 completed requests have all tokens at one instant: the client stalled" in reason
+    assert "(000001)" in reason
+
+
+def test_a_late_wake_up_does_not_make_an_instance_busier(built: Built) -> None:
+    exact = verdict_of(built).deployments["homogeneous_pd"]
+    late = []
+    for row in built.gateways("homogeneous_pd"):
+        assert row.prefill is not None
+        end_ns = (row.prefill.end_mono_ns or 0) + 40_000_000
+        late.append(replace(row, prefill=replace(row.prefill, end_mono_ns=end_ns)))
+    built.rewrite("homogeneous_pd", "gateway", late)
+    found = verdict_of(built).deployments["homogeneous_pd"]
+    assert found["prefill_utilisation"] == pytest.approx(exact["prefill_utilisation"])
 
 
 def test_prefill_off_its_profile_names_hardware_and_bin(built: Built) -> None:
@@ -286,7 +322,42 @@ def test_utilisation_names_the_load_that_fits(built: Built) -> None:
     built.change_manifest(models={**models, "homogeneous_pd": busy})
     reason = the_reason(built)
     assert "pd prefill would be used at 1.16" in reason
-    assert "a load scaled by 0.819 would fit" in reason
+    # 0.95 / 1.16 = 0.81897; what is proposed must fit, so it is rounded down.
+    assert reason.endswith("; `--set workload.rate_scale=0.818` would fit")
+    scenario = built.run.read_manifest().scenario
+    built.change_manifest(scenario={**scenario, "workload": {"rate_scale": 0.5}})
+    assert the_reason(built).endswith("; `--set workload.rate_scale=0.409` would fit")
+    # So few requests span too short a window to say how busy a stage is.
+    reasons = verdict_of(built, Gates(min_completed=41)).reasons
+    assert len(reasons) == 3
+    assert not any("capacity" in reason for reason in reasons)
+
+
+def test_a_run_cut_short_says_why_and_what_it_lost_and_no_more(built: Built) -> None:
+    clients = built.clients("prfaas_pd")
+    built.rewrite("prfaas_pd", "client", clients[:30])
+    built.rewrite("prfaas_pd", "gateway", built.gateways("prfaas_pd")[:32])
+    built.change_manifest(status="failed", error="worker-pd died", models={})
+    verdict = verdict_of(built, Gates())
+    assert verdict.reasons[0] == "the run failed: worker-pd died"
+    assert len(verdict.reasons) == 3
+    assert "prfaas_pd: 2 of 40 requests failed (2 in lost)" in verdict.reasons[1]
+    assert verdict.reasons[2] == "prfaas_pd: 8 of 40 requests were never sent"
+
+
+def test_a_missed_slo_is_a_note(built: Built) -> None:
+    scenario = built.run.read_manifest().scenario
+    built.change_manifest(scenario={**scenario, "slo": {"tpot_s": 0.01, "ttft_s": 2.5}})
+    verdict = verdict_of(built)
+    assert verdict.verdict == "supported"
+    notes = [note for note in verdict.notes if "meet the SLO" in note]
+    assert len(notes) == 3
+    assert (
+        "prfaas_pd: 0.0 % of completed requests meet the SLO (TPOT 10 ms, met up to 1 %"
+        in (notes[0])
+    )
+    assert notes[0].endswith("2 ms of wall time over the whole output; TTFT 2.5 s, met without "
+                             "tolerance)")  # fmt: skip
 
 
 def test_without_a_throughput_model_utilisation_is_not_known(built: Built) -> None:

@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     decode_step_s: float
     transfer_deadline_wall_s: float
     sample_period_wall_s: float
+    max_connections: int
+    max_buffer_bytes: int
     secret_hex: str
     api_key: str
     engines_spool: str

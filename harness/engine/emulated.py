@@ -12,15 +12,16 @@ token would answer something else.
 """
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import xxhash
 
 from harness.architecture import Architecture, wire_layer_bytes
+from harness.core import PrfaasError
 from harness.engine.timeline import Alarm
 from harness.profile import Profile
 from harness.surface.generate import PrefillSpan
@@ -41,7 +42,7 @@ class KvBytes:
     def __init__(self, architecture: Architecture, byte_scale: float, seed: int) -> None:
         self._architecture = architecture
         self._byte_scale = byte_scale
-        self._random = random.Random(seed)
+        self._random = np.random.default_rng(seed)
         self._buffer = memoryview(b"")
 
     def layer_bytes(self, tokens: int) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ class KvBytes:
     def layer(self, size_bytes: int) -> memoryview:
         """The payload of one layer."""
         if len(self._buffer) < size_bytes:
-            self._buffer = memoryview(self._random.randbytes(size_bytes))
+            self._buffer = memoryview(self._random.bytes(size_bytes))
         return self._buffer[:size_bytes]
 
 
@@ -106,7 +107,12 @@ class EmulatedPrefill:
                 await self._arrived.wait()
             job = self._queue.popleft()
             self.running = job
-            span = await self._run(job)
+            try:
+                span = await self._run(job)
+            except PrfaasError as error:  # a length without a cost: this request's, not the rest's
+                span = None
+                if not job.done.done():
+                    job.done.set_exception(error)
             self.running = None
             if span is not None and not job.done.done():
                 job.done.set_result(span)

@@ -8,9 +8,7 @@ prefill again silently. Everything that may cross clusters carries the run's key
 """
 
 import asyncio
-import hmac
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from harness import __version__
 from harness.architecture import load_architecture
@@ -29,7 +28,7 @@ from harness.engine.handoff import DecodeEnd, PrefillEnd
 from harness.engine.metrics import EngineMetrics
 from harness.engine.timeline import Alarm
 from harness.profile_file import load_profile
-from harness.server import arrival_mono_ns, read_body, running, serve_http
+from harness.server import arrival_mono_ns, bearer, read_body, running, serve_http
 from harness.surface.generate import (
     MAX_BODY_BYTES,
     SSE_DONE,
@@ -49,7 +48,7 @@ from harness.surface.openai import (
     render_usage,
     render_whole,
 )
-from harness.transport.receiver import KvReceiver
+from harness.transport.receiver import KvReceiver, ReceiverLimits
 from harness.transport.sender import KvSender
 from harness.transport.tcp_info import TcpSample
 
@@ -64,10 +63,13 @@ class Front:
         self._config = config
         self._end = end
         self._metrics = metrics
-        self._authorization = f"Bearer {key}".encode()
+        self._key = key
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._authorized])
+        authorized = bearer(self._key, _unauthorized)
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[authorized, _say_what_is_wrong]
+        )
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -78,18 +80,6 @@ class Front:
         if isinstance(self._end, PrefillEnd):
             app.router.add_put("/kv/{room:[0-9]{1,20}}", self._register)
         return app
-
-    @web.middleware
-    async def _authorized(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._authorization):
-            return _refuse(401, "this worker wants the run's key as a bearer token", "auth")
-        try:
-            return await handler(request)
-        except EngineError as error:
-            return _refuse(400, str(error), "invalid_request_error")
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         received_ns = await arrival_mono_ns()
@@ -205,6 +195,18 @@ def phase_of(error: PrfaasError) -> str:
     return "decode_admission" if "decode_admission" in str(error) else "engine"
 
 
+@web.middleware
+async def _say_what_is_wrong(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except EngineError as error:
+        return _refuse(400, str(error), "invalid_request_error")
+
+
+def _unauthorized() -> web.Response:
+    return _refuse(401, "this worker wants the run's key as a bearer token", "auth")
+
+
 def _refuse(status: int, message: str, kind: str) -> web.Response:
     return web.Response(
         status=status,
@@ -250,7 +252,12 @@ class Worker:
         senders: list[KvSender] = []
         receiver: KvReceiver | None = None
         if any(instance.role == "decode" for instance in config.instances):
-            receiver = KvReceiver(secret)
+            limits = ReceiverLimits(
+                max_buffer_bytes=config.max_buffer_bytes,
+                max_connections=config.max_connections,
+                max_pending_connections=config.max_connections,
+            )
+            receiver = KvReceiver(secret, limits)
             stack.push_async_callback(receiver.close)
             self.kv_port = await receiver.start(config.address, 0)
         profiles = {name: load_profile(Path(path)) for name, path in config.profiles.items()}

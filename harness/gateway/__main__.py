@@ -43,6 +43,11 @@ def scheduler_of(config: GatewayConfig) -> Scheduler:
     )
 
 
+def canary_tokens(config: GatewayConfig) -> int:
+    """The shortest prompt that every profile has a cost for."""
+    return max(load_profile(Path(path)).covered_tokens[0] for path in config.profiles.values())
+
+
 async def serve() -> None:
     """Serve until stdin ends."""
     orders = await open_orders()
@@ -68,7 +73,7 @@ async def serve() -> None:
             if decode.role == "decode"
         ]
         try:
-            await upstream.canary(routes)
+            await upstream.canary(routes, canary_tokens(config))
         except BaseExceptionGroup as failures:
             raise EngineError(str(failures.exceptions[0])) from failures
         front = Front(config, scheduler_of(config), upstream, requests, decisions)

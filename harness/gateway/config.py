@@ -43,6 +43,7 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True):
     link_delay_s: float
     request_timeout_wall_s: float
     max_in_flight: int
+    api_key: str
     worker_key: str
     gateway_spool: str
     decisions_spool: str

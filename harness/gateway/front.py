@@ -22,7 +22,7 @@ from harness.gateway.metrics import GatewayMetrics
 from harness.gateway.upstream import InstanceUnreachableError, Upstream
 from harness.scheduling import events as ev
 from harness.scheduling.scheduler import Scheduler
-from harness.server import arrival_mono_ns, read_body
+from harness.server import arrival_mono_ns, bearer, read_body
 from harness.surface.generate import (
     MAX_BODY_BYTES,
     GenerateChunk,
@@ -56,7 +56,8 @@ class Front:
         self.start_mono_ns = time.monotonic_ns()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        authorized = bearer(self._config.api_key, _unauthorized)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[authorized])
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/generate", self._generate)
@@ -285,6 +286,10 @@ def _without_finish(chunk: GenerateChunk) -> GenerateChunk:
 
 async def _raise_when(lost: Awaitable[None]) -> None:
     await lost
+
+
+def _unauthorized() -> web.Response:
+    return _refuse(401, "this gateway wants the run's key as a bearer token", "auth")
 
 
 def _refuse(

@@ -13,7 +13,6 @@ from harness.gateway.config import WorkerAddress
 from harness.surface.generate import GenerateBody, GenerateChunk, decode_chunk, encode
 from harness.surface.sse import SseError, SseParser
 
-CANARY_PROMPT_TOKENS = 16
 #: Of the body, sent together with the head.
 HEAD_BYTES = 64
 
@@ -87,7 +86,9 @@ class Upstream:
                     raise EngineError(f"{instance} answered {answer.status}: {excerpt}")
                 async for chunk in self._events(answer.content):
                     if chunk.error is not None:
-                        raise EngineError(f"{instance} failed: {chunk.error}")
+                        said = chunk.error
+                        message = said.get("message", said) if isinstance(said, dict) else said
+                        raise EngineError(f"{instance} failed: {message}")
                     yield chunk
         except aiohttp.ClientConnectorError as error:
             raise InstanceUnreachableError(instance, str(error)) from error
@@ -108,7 +109,7 @@ class Upstream:
         if not done:
             raise EngineError("the stream ended before [DONE]")
 
-    async def canary(self, routes: Sequence[Route]) -> None:
+    async def canary(self, routes: Sequence[Route], prompt_tokens: int) -> None:
         """A short request through every prefill x decode pair; EngineError names a pair that fails.
 
         It also opens the KV connections, so that no measured request pays for them.
@@ -118,10 +119,10 @@ class Upstream:
             by_prefill.setdefault(route.prefill.name, []).append(route)
         async with asyncio.TaskGroup() as group:
             for one in by_prefill.values():
-                group.create_task(self._canary(one))
+                group.create_task(self._canary(one, prompt_tokens))
 
-    async def _canary(self, routes: Sequence[Route]) -> None:
-        ids = msgspec.Raw(encode(list(range(1, CANARY_PROMPT_TOKENS + 1))))
+    async def _canary(self, routes: Sequence[Route], prompt_tokens: int) -> None:
+        ids = msgspec.Raw(encode(list(range(1, prompt_tokens + 1))))
         for route in routes:
             body = GenerateBody(input_ids=ids, rid=f"canary-{route.prefill.name}")
             body.sampling_params.max_new_tokens = 2

@@ -26,6 +26,9 @@ from harness.record.spool import (
     WorkerRow,
 )
 
+#: Token times hold a value a token; no model answers with as many.
+MAX_CHUNK_TOKENS = 2**24
+
 
 @dataclass(frozen=True, slots=True)
 class CellRows:
@@ -67,6 +70,11 @@ def join_requests(
 ) -> list[dict[str, Any]]:
     """One row a planned request; SpoolError when a spool names a request that was not planned."""
     planned = {request.rid for request in schedule}
+    prefill_names = {
+        instance.name
+        for instance in view.manifest.instances.get(view.cell.deployment, ())
+        if instance.role == "prefill"
+    }
     for spool in (rows.client, rows.gateway):
         for rid in spool:
             if rid not in planned:
@@ -82,6 +90,17 @@ def join_requests(
         client = rows.client.get(request.rid)
         if client is not None and len(client.chunk_mono_ns) != len(client.chunk_tokens):
             raise SpoolError(f"{rows.client_path}: request {request.rid}: chunks do not pair up")
+        if client is not None and sum(map(abs, client.chunk_tokens)) > MAX_CHUNK_TOKENS:
+            raise SpoolError(
+                f"{rows.client_path}: request {request.rid}: its chunks hold more than "
+                f"{MAX_CHUNK_TOKENS} tokens"
+            )
+        where = known.prefill_instance
+        if where is not None and where not in prefill_names:
+            raise SpoolError(
+                f"{rows.client_path.parent}: request {request.rid} was prefilled by {where!r}, "
+                f"which is no prefill instance of {view.cell.deployment}"
+            )
         joined.append(
             {
                 **view.key,

@@ -10,9 +10,10 @@ new one. Everything a report needs is in here: it never reads the scenario's fil
 import dataclasses
 import difflib
 import json
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,12 @@ SCHEMA_VERSION = 1
 Status = Literal["running", "finished", "interrupted", "failed"]
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_COLLISIONS = 100
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: Tables of the resolved scenario that a verdict or a report reads from the manifest.
+_READ_TABLES = ("slo", "scheduling", "load", "workload", "link")
+_READ_NUMBERS = ("rate_scale", "rate_req_per_s")
+#: No count of tokens or requests comes near it; larger ones do not fit the tables.
+MAX_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +194,16 @@ class RunDirectory:
         raw = _read(self.manifest_path, "is this a run directory?")
         try:
             document = msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ScenarioError(f"{self.manifest_path} is not JSON: {error}") from error
         _check_manifest_keys(document, self.manifest_path)
         try:
-            return msgspec.convert(document, Manifest)
+            manifest = msgspec.convert(document, Manifest)
         except msgspec.ValidationError as error:
             raise ScenarioError(f"{self.manifest_path}: {error}") from error
+        for fault in _manifest_faults(manifest):
+            raise ScenarioError(f"{self.manifest_path}: {fault}")
+        return manifest
 
     def write_schedule(self, requests: Iterable[Request]) -> None:
         """Write the planned requests, one JSON line each."""
@@ -208,10 +218,27 @@ class RunDirectory:
         for number, line in enumerate(raw.splitlines(), start=1):
             try:
                 requests.append(decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ScenarioError(f"{self.schedule_path}:{number}: {error}") from error
-        if len({request.rid for request in requests}) != len(requests):
-            raise ScenarioError(f"{self.schedule_path} names a request twice")
+        for key in ("rid", "index"):
+            if len({getattr(request, key) for request in requests}) != len(requests):
+                raise ScenarioError(f"{self.schedule_path} names a request twice (by its {key})")
+        for request in requests:
+            if (
+                max(
+                    abs(v)
+                    for v in (
+                        request.index,
+                        request.input_tokens,
+                        request.output_tokens,
+                        request.cached_tokens,
+                    )
+                )
+                > MAX_COUNT
+            ):
+                raise ScenarioError(
+                    f"{self.schedule_path}: request {request.rid} has a number beyond {MAX_COUNT}"
+                )
         return tuple(requests)
 
 
@@ -229,6 +256,9 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PrfaasError(f"cannot write {path}: {error.strerror}") from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -239,6 +269,44 @@ def _read(path: Path, hint: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ScenarioError(f"cannot read {path}: {error.strerror}; {hint}") from error
+
+
+def _manifest_faults(manifest: Manifest) -> Iterator[str]:
+    """What the types let pass and no run of ours writes."""
+    for key in ("time_scale", "byte_scale"):
+        value = getattr(manifest, key)
+        if not (math.isfinite(value) and value > 0):
+            yield f"{key!r} must be positive and finite, not {value:g}"
+    if len({(cell.deployment, cell.repeat) for cell in manifest.deployments}) < len(
+        manifest.deployments
+    ):
+        yield "'deployments' names a deployment and repeat twice"
+    for name in (*manifest.deployment_names(), *manifest.instances):
+        # It becomes part of a path.
+        if not _DEPLOYMENT.fullmatch(name):
+            yield f"{name[:80]!r} is not the name of a deployment"
+    for name in manifest.deployment_names():
+        if name not in manifest.instances:
+            yield f"'instances' lacks the deployment {name!r}"
+    tables = {f"scenario.{key}": manifest.scenario.get(key, {}) for key in _READ_TABLES}
+    for key in ("link_requested", "link_applied", "link_check"):
+        tables[key] = getattr(manifest, key)
+    for place, table in tables.items():
+        if table is None and place.startswith("link_"):
+            continue
+        if not isinstance(table, dict):
+            yield f"{place!r} must be an object"
+            continue
+        for key, value in table.items():
+            if not (key.endswith("_s") or key in _READ_NUMBERS) or value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                yield f"'{place}.{key}' must be a number or null, not {str(value)[:80]!r}"
+            elif key in _READ_NUMBERS and value <= 0:
+                yield f"'{place}.{key}' must be positive, not {value}"
+    for name, model in manifest.models.items():
+        if model.fitting_load_scale is not None and model.fitting_load_scale <= 0:
+            yield f"'models.{name}.fitting_load_scale' must be positive"
 
 
 def _check_manifest_keys(document: object, path: Path) -> None:

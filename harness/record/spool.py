@@ -7,7 +7,7 @@ nanoseconds of the host; durations named ``*_wall_s`` or ``late_s`` are wall sec
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import IO, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -203,15 +203,17 @@ def read_rows(path: Path, row: type[Row]) -> Spool[Row]:
         file = path.open("rb")
     except FileNotFoundError:
         return Spool((), 0, missing=True)
+    except OSError as error:
+        raise SpoolError(f"cannot read {path}: {error.strerror}") from error
     with file:
         number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
+        while line := _next_line(path, file):
             number += 1
             if len(line) > MAX_LINE_BYTES:
                 raise SpoolError(f"{path}:{number}: longer than {MAX_LINE_BYTES} bytes")
             try:
                 rows.append(decoder.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return Spool(tuple(rows), 1, missing=False)
                 raise SpoolError(
@@ -219,6 +221,13 @@ def read_rows(path: Path, row: type[Row]) -> Spool[Row]:
                     "remove the line to read the rest."
                 ) from error
     return Spool(tuple(rows), 0, missing=False)
+
+
+def _next_line(path: Path, file: IO[bytes]) -> bytes:
+    try:
+        return file.readline(MAX_LINE_BYTES + 1)
+    except OSError as error:
+        raise SpoolError(f"cannot read {path}: {error.strerror}") from error
 
 
 def by_rid(path: Path, rows: tuple[RequestRow, ...]) -> dict[str, RequestRow]:

@@ -39,6 +39,7 @@ from harness.record.spool import (
     LinkRow,
     Row,
     SimulatedRow,
+    SpoolError,
     WorkerRow,
     by_rid,
     read_rows,
@@ -158,7 +159,14 @@ def read_table(run: RunDirectory, name: TableName) -> pd.DataFrame:
 def read_notes(run: RunDirectory) -> dict[str, Any]:
     """What :func:`compact` met, from the metadata of ``requests.parquet``."""
     metadata = _read_arrow(run, "requests").schema.metadata or {}
-    notes: dict[str, Any] = json.loads(metadata.get(b"prfaas_notes", b"{}"))
+    try:
+        notes: dict[str, Any] = json.loads(metadata.get(b"prfaas_notes", b"{}"))
+        Compaction(**{"truncated": {}, "missing": (), **notes})
+    except (ValueError, TypeError, RecursionError) as error:
+        path = run.table_path("requests")
+        raise ScenarioError(
+            f"{path} has notes that are not ours: {error}; `prfaas report` rebuilds it"
+        ) from error
     return notes
 
 
@@ -175,10 +183,13 @@ def compact(run: RunDirectory) -> Compaction:
     tables: dict[TableName, list[dict[str, Any]]] = {name: [] for name in COLUMNS}
     for cell in manifest.deployments:
         view = CellView(manifest, cell, expected, simulated[cell.deployment])
-        tables["requests"] += join_requests(view, schedule, reader.cell_rows(cell))
-        tables["link"] += join_link(view, reader.cell(cell, "link", LinkRow))
-        tables["engines"] += join_engines(view, reader.cell(cell, "engines", EngineRow))
-        tables["decisions"] += join_decisions(view, reader.cell(cell, "decisions", DecisionRow))
+        try:
+            tables["requests"] += join_requests(view, schedule, reader.cell_rows(cell))
+            tables["link"] += join_link(view, reader.cell(cell, "link", LinkRow))
+            tables["engines"] += join_engines(view, reader.cell(cell, "engines", EngineRow))
+            tables["decisions"] += join_decisions(view, reader.cell(cell, "decisions", DecisionRow))
+        except OverflowError as error:
+            raise SpoolError(f"{run.cell_path(cell)}: a spool has a number too large") from error
     tables["simulated"] = [
         {"deployment": deployment, **asdict(row)}
         for deployment, rows in simulated.items()
@@ -237,8 +248,10 @@ _NULLABLE: dict[pa.DataType, Any] = {
 def _read_arrow(run: RunDirectory, name: TableName) -> pa.Table:
     path = run.table_path(name)
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        # A folder of that name would be read as a data set.
+        with path.open("rb") as file:
+            table = pq.read_table(file)
+    except (OSError, pa.ArrowException) as error:
         raise ScenarioError(f"cannot read {path}: {error}; `prfaas report` rebuilds it") from error
     if not table.schema.equals(schema(name)):
         raise ScenarioError(f"{path} is not a {name} table of version {TABLES_VERSION}")
@@ -248,8 +261,11 @@ def _read_arrow(run: RunDirectory, name: TableName) -> pa.Table:
 def _write(
     run: RunDirectory, name: TableName, rows: list[dict[str, Any]], notes: dict[str, Any] | None
 ) -> None:
-    table = pa.Table.from_pylist(rows, schema=schema(name, notes))
     path = run.table_path(name)
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial, compression="zstd")
-    partial.replace(path)
+    try:
+        table = pa.Table.from_pylist(rows, schema=schema(name, notes))
+    except (pa.ArrowException, OverflowError) as error:
+        raise SpoolError(f"{run.path / 'spool'} holds what {path.name} cannot: {error}") from error
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue().to_pybytes())

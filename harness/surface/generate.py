@@ -118,7 +118,7 @@ def decode_body(raw: bytes) -> GenerateBody:
     """Parse a ``/generate`` body; EngineError says which field is wrong."""
     try:
         return _body_decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineError(f"the body of /generate is not valid: {error}") from error
 
 

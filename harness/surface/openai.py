@@ -25,6 +25,7 @@ from harness.surface.generate import (
     sse,
 )
 
+MAX_RID_CHARACTERS = 256
 Surface = Literal["generate", "completions", "chat"]
 
 
@@ -86,6 +87,7 @@ def parse_generate(raw: bytes) -> Call:
     if not body.input_ids and body.text is None:
         raise EngineError("/generate needs input_ids (token ids) or text")
     _check_output(body.sampling_params.max_new_tokens, "sampling_params.max_new_tokens")
+    check_rid(body.rid)
     return Call("generate", "", body, usage_at_end=True, usage_always=True)
 
 
@@ -93,24 +95,24 @@ def parse_openai(raw: bytes, surface: Literal["completions", "chat"]) -> Call:
     """A completions or chat completions body as a call; EngineError names what is wrong."""
     try:
         given = _openai_decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+        text = _text_decoder.decode(given.prompt) if _is_text(given.prompt) else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineError(f"the body is not valid: {error}") from error
     if given.n != 1:
         raise EngineError(f"n = {given.n}: one choice a request is what this front serves")
-    ids, text = NO_IDS, None
+    ids = NO_IDS
     if surface == "chat":
         if not given.messages:
             raise EngineError("messages is missing or empty")
         text = _chat_text(given.messages)
     elif bytes(given.prompt).lstrip()[:1] == b"[":
         ids = given.prompt
-    elif bytes(given.prompt).lstrip()[:1] == b'"':
-        text = _text_decoder.decode(given.prompt)
-    else:
+    elif text is None:
         raise EngineError("prompt must be a string or a list of token ids")
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     output_tokens = 16 if limit is None else limit  # the default of the OpenAI API
     _check_output(output_tokens, "max_tokens")
+    check_rid(given.rid)
     options = given.stream_options or StreamOptions()
     body = GenerateBody(
         input_ids=ids,
@@ -125,9 +127,19 @@ def parse_openai(raw: bytes, surface: Literal["completions", "chat"]) -> Call:
     return Call(surface, given.model, body, options.include_usage, options.continuous_usage_stats)
 
 
+def _is_text(prompt: msgspec.Raw) -> bool:
+    return bytes(prompt).lstrip()[:1] == b'"'
+
+
 def _check_output(tokens: int, name: str) -> None:
     if not 1 <= tokens <= MAX_OUTPUT_TOKENS:
         raise EngineError(f"{name} is {tokens}; it must be from 1 to {MAX_OUTPUT_TOKENS}")
+
+
+def check_rid(rid: str | None) -> None:
+    """A request's name travels through every record: it has a bound."""
+    if rid is not None and not 1 <= len(rid) <= MAX_RID_CHARACTERS:
+        raise EngineError(f"rid must have from 1 to {MAX_RID_CHARACTERS} characters")
 
 
 def _chat_text(messages: list[ChatMessage]) -> str:

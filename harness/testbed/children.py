@@ -116,8 +116,13 @@ class Children:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        while self._children:
-            self.stop(self._children[-1])
+        try:
+            while self._children:
+                self.stop(self._children[-1])
+        finally:
+            # An interrupt during the orderly way out; a stopped process heeds this one too.
+            for child in self._children:
+                _signal_group(child.process, signal.SIGKILL)
 
     def start(
         self,

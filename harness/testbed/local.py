@@ -64,6 +64,8 @@ class LocalTestbed:
         self._children = Children()
         self._secret_hex = secrets.token_hex(32)
         self._worker_key = secrets.token_urlsafe(24)
+        #: What a client of the gateway shows as its bearer token: nobody else joins a run.
+        self.gateway_key = secrets.token_urlsafe(24)
         self._gateway: Child | None = None
         self.gateway_port = 0
 
@@ -166,6 +168,7 @@ class LocalTestbed:
             decode_step_s=decode_step_s(scenario, self._deployment),
             transfer_deadline_wall_s=self._timeout_wall_s(),
             sample_period_wall_s=SAMPLE_PERIOD_WALL_S,
+            **self._receiver_bounds(),
             secret_hex=self._secret_hex,
             api_key=self._worker_key,
             engines_spool=self._spool("engines"),
@@ -175,6 +178,16 @@ class LocalTestbed:
         child = self._start(name, site, ["-m", "harness.engine"])
         child.tell(config)
         return child
+
+    def _receiver_bounds(self) -> dict[str, int]:
+        """Connections and buffers of a decode worker when every prefill instance sends to it."""
+        scenario = self._scenario
+        senders = sum(one.role == "prefill" for one in self._deployment.instances())
+        longest = scenario.model.architecture.kv_bytes(scenario.workload.max_tokens)
+        return {
+            "max_connections": max(1024, 2 * senders * scenario.transport.connections),
+            "max_buffer_bytes": max(2**30, round(2 * senders * longest / scenario.scale.bytes)),
+        }
 
     def _start(self, name: str, site: Site, arguments: list[str]) -> Child:
         blame = LoadError if name == "load" else EngineError
@@ -211,6 +224,7 @@ class LocalTestbed:
             link_delay_s=self._link.applied.rtt_s * scenario.scale.time / 2,
             request_timeout_wall_s=self._timeout_wall_s(),
             max_in_flight=100_000,
+            api_key=self.gateway_key,
             worker_key=self._worker_key,
             gateway_spool=self._spool("gateway"),
             decisions_spool=self._spool("decisions"),
@@ -239,7 +253,7 @@ class LocalTestbed:
             host=host,
             port=port,
             path="/v1/completions",
-            api_key=None,
+            api_key=self.gateway_key,
             model=self._scenario.model.name,
             time_scale=self._scenario.scale.time,
             schedule_path=str(self._run.schedule_path.absolute()),
@@ -251,23 +265,33 @@ class LocalTestbed:
         write_plan(plan, plan_path)
         load = self._start("load", self._link.near, ["-m", "harness.load", str(plan_path)])
         self._children.wait_for(load, "ready", READY_TIMEOUT_S)
-        with LinkSampler(self._link, Path(self._spool("link"))):
+        plan_path.unlink()  # it holds the gateway's key and has been read
+        with LinkSampler(self._link, Path(self._spool("link"))) as sampler:
             start_ns = time.monotonic_ns() + round(LEAD_S * 1e9)
             started(start_ns)
             self._gateway.tell({"start_mono_ns": start_ns})
             load.tell({"start_mono_ns": start_ns})
             last_s = self._run.read_schedule()[-1].planned_s / self._scenario.scale.time
             patience_s = LEAD_S + last_s + self._timeout_wall_s() + GRACE_S
-            finished = self._follow(load, progress, time.monotonic() + patience_s)
+            finished = self._follow(load, sampler, progress, time.monotonic() + patience_s)
+        if finished["unsent"]:
+            raise LoadError(
+                f"the load stopped with {finished['unsent']} requests unsent, which nobody asked "
+                f"it to; {load.last_words()}"
+            )
         end_ns = time.monotonic_ns()
         self._children.stop(load)
         return LoadResult(
             start_ns, end_ns, finished["completed"], finished["failed"], finished["unsent"]
         )
 
-    def _follow(self, load: Child, progress: Progress, deadline_s: float) -> dict[str, int]:
-        """Watch every child until the load has finished; one that dies or hangs ends the run."""
+    def _follow(
+        self, load: Child, sampler: LinkSampler, progress: Progress, deadline_s: float
+    ) -> dict[str, int]:
+        """Watch everything until the load has finished; what dies or hangs ends the run."""
         while (left_s := deadline_s - time.monotonic()) > 0:
+            if sampler.error is not None:
+                raise sampler.error
             news = self._children.next_event(min(left_s, 1.0))
             if news is None:
                 continue

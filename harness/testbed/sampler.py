@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.child import Spool
+from netem.link import LinkError
 from netem.testlink import TestLink
 
 PERIOD_S = 0.05
@@ -19,7 +20,8 @@ class LinkSampler:
         self._link = link
         self._path = path
         self._stop = threading.Event()
-        self._error: Exception | None = None
+        #: What ended the sampling early; the run cannot go on without its link.
+        self.error: Exception | None = None
         self._thread = threading.Thread(target=self._sample, name="link-sampler", daemon=True)
 
     def __enter__(self) -> Self:
@@ -34,16 +36,15 @@ class LinkSampler:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        if self._error is not None and error is None:
-            raise self._error
+        if self.error is not None and error is None:
+            raise self.error
 
     def _sample(self) -> None:
         try:
             self._append_samples()
-        except Exception as failure:
-            # A thread's exception reaches nobody: it is raised where the context ends.
-            self._error = failure
-            raise
+        except (LinkError, OSError) as failure:
+            # A thread's exception reaches nobody: whoever watches the run raises it.
+            self.error = failure
 
     def _append_samples(self) -> None:
         due_s = time.monotonic()

@@ -118,7 +118,13 @@ class KvReceiver:
             raise TransportError(f"this KV receiver already listens on {self._address}")
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(self._new_connection, host, port, start_serving=False)
+            server = await loop.create_server(
+                self._new_connection,
+                host,
+                port,
+                start_serving=False,
+                backlog=self._limits.max_pending_connections,
+            )
         except OSError as error:
             raise TransportError(
                 f"the KV receiver cannot listen on {host}:{port}: {error}"

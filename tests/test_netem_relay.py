@@ -1,0 +1,107 @@
+"""The relay against a loop that reads a socket before it was asked to."""
+
+import asyncio
+import selectors
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from netem.link import LinkSpec
+from netem.relay import Chunk, Connection, End, Relay
+from netem.testlink import open_link
+
+PATIENCE_S = 30
+CONFIGURATION = {"rate_bytes_per_s": 25e6, "delay_s": 0.01, "limit_bytes": 1 << 20}
+
+
+class EarlyEnd(End):
+    """An end whose loop begins to read after ``connection_made``, as Python 3.11.2's does."""
+
+    kept: tuple[Chunk, ...] = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        loop = asyncio.get_running_loop()
+        descriptor = transport.get_extra_info("socket").fileno()
+        # No public call makes a loop read what its transport takes for paused.
+        loop.call_soon(loop._add_reader, descriptor, transport._read_ready)  # type: ignore[attr-defined]
+
+    def start_reading(self) -> None:
+        self.kept = tuple(self.early or ())
+        super().start_reading()
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    with asyncio.Runner(
+        loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
+    ) as runner:
+        runner.run(asyncio.wait_for(scene(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", bytes(range(256)) * 400])
+def test_what_is_read_before_the_server_is_there_is_kept(payload: bytes) -> None:
+    async def scene() -> None:
+        relayed: list[Connection] = []
+
+        def early(relay: Relay, server: tuple[str, int]) -> End:
+            connection = Connection(relay, "far", server)
+            connection.client = EarlyEnd(connection, connection.outward, connection.inward)
+            connection.server = EarlyEnd(connection, connection.inward, connection.outward)
+            relayed.append(connection)
+            return connection.client
+
+        async with asyncio.TaskGroup() as group:
+            relay = Relay(group, CONFIGURATION)
+            server = await asyncio.start_server(echo, "127.0.0.1", 0)
+            address = server.sockets[0].getsockname()
+            loop = asyncio.get_running_loop()
+            waiting = socket.create_server(("127.0.0.1", 0))
+            with socket.create_connection(waiting.getsockname(), PATIENCE_S) as client:
+                client.sendall(payload)
+                client.shutdown(socket.SHUT_WR)
+                client.setblocking(False)
+                # Accepted only now: the first look at the connection finds all that was sent.
+                listener = await loop.create_server(lambda: early(relay, address), sock=waiting)
+                received = b""
+                while data := await loop.sock_recv(client, 1 << 16):
+                    received += data
+            assert received == payload
+            (connection,) = relayed
+            assert isinstance(connection.client, EarlyEnd)
+            first = payload[: relay.directions["near_to_far"].chunk_bytes]
+            assert connection.client.kept == ((first or "end"),)
+            listener.close()
+            server.close()
+
+    run(scene)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    await writer.drain()
+    writer.close()
+
+
+def test_bytes_for_a_socket_that_is_not_there_are_a_fault() -> None:
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as group:
+            connection = Connection(Relay(group, CONFIGURATION), "far", ("127.0.0.1", 1))
+            with pytest.raises(AssertionError, match="not yet connected"):
+                connection.outward.arrive(b"lost")
+            connection.outward.arrive("reset")  # A client may fail before its server is there.
+
+    run(scene)
+
+
+def test_the_relay_resets_a_client_whose_server_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with open_link(LinkSpec("test", 25e6, 0.01), "relay") as link:
+        address = link.expose(link.far, port)
+        with (
+            socket.create_connection(address, timeout=PATIENCE_S) as client,
+            pytest.raises(ConnectionResetError),
+        ):
+            client.recv(1)
