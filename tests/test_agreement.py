@@ -47,7 +47,7 @@ def test_an_overloaded_simulation_delivers_the_exact_lambda_max(name: str) -> No
 def test_a_live_run_is_what_the_simulator_says(
     name: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    given = scenario("load.num_requests=60", "load.rate_req_per_s=1.6", "workload.cv=2", *settings)
+    given = scenario("load.num_requests=60", "load.rate_req_per_s=1.6", *settings)
     prepared = prepare(given)
     with live(given, name, tmp_path) as testbed:
         result = testbed.testbed.replay("agree", lambda *_: None, lambda _: None)
@@ -55,7 +55,7 @@ def test_a_live_run_is_what_the_simulator_says(
         clients = {row["rid"]: row for row in testbed.rows("client")}
         gateways = {row["rid"]: row for row in testbed.rows("gateway")}
     simulated = {one.rid: one for one in prepared.simulations[name].requests}
-    measured_s, modelled_s = [], []
+    measured_s, modelled_s, above_service_s = [], [], []
     for rid, client in clients.items():
         wall_ns = client["first_token_mono_ns"] - client["planned_mono_ns"]
         measured_s.append(wall_ns / 1e9 * given.scale.time)
@@ -65,9 +65,11 @@ def test_a_live_run_is_what_the_simulator_says(
         route = simulated[rid].route
         assert route is not None
         assert gateways[rid]["crosses"] == route.crosses
+        profile = given.hardware[route.prefill.hardware].profile
+        above_service_s.append(measured_s[-1] - profile.prefill_s(client["prompt_tokens"]))
         assert gateways[rid]["decode"]["kv_wire_bytes_received"] == pytest.approx(
             given.model.architecture.kv_bytes(client["prompt_tokens"]) / given.scale.bytes, abs=1
         )
     assert statistics.fmean(measured_s) == pytest.approx(statistics.fmean(modelled_s), rel=0.10)
-    # Live is never faster than the model by more than the alarm's coalescing.
-    assert min(m - s for m, s in zip(measured_s, modelled_s, strict=True)) > -1.0
+    # A tie may fall the other way live, so requests may swap queues; none beats its own service.
+    assert min(above_service_s) >= 0
