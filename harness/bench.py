@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,17 +78,27 @@ def bench(
         error = PrfaasError(f"cannot read or write {failure.filename}: {failure.strerror}")
         log.change(status="failed", error=str(error))
     except BaseException as failure:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, PrfaasError):  # the first failure is the one to see
             log.change(status="failed", error=f"{type(failure).__name__}: {failure}")
         raise
-    # A second Ctrl-C must not cost what the first one left; this takes seconds.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    say("joining records, judging, writing the report")
-    compact(run)
-    verdict = judge(run)
-    write_report(run)
+    with uninterrupted():
+        say("joining records, judging, writing the report")
+        compact(run)
+        verdict = judge(run)
+        write_report(run)
     return BenchResult(run, verdict, error)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not cost what the first one left; joining records takes seconds."""
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 class ManifestLog:
