@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("simulator", "testbed", "throughput"),
     ("preparation",),
     ("bench", "simulation_summary"),
+    ("verbs",),
     ("cli",),
     ("__main__",),
 )
