@@ -1,12 +1,25 @@
 """Costs of one (engine, hardware, model): T_prefill(new, cached) and T_decode(batch, context).
 
 T_prefill is interpolated linearly in (log new tokens, log seconds) between points of the same
-``cached_tokens``, and linearly in ``cached_tokens`` between such curves, since attention over a
-cached prefix costs in proportion to it. T_decode is bilinear in (batch, context tokens). Nothing is
-extrapolated: a length outside the points is refused. Each point says how it is known.
+``cached_tokens``. Between points that never fall such a line never falls, meets every point
+exactly, follows any power law (linear projections, quadratic attention) exactly, and a wrong point
+spoils only the two segments beside it. PCHIP never falls either, but takes its slopes from the
+neighbours, which with four to ten points invents curvature that nobody measured; an unconstrained
+spline may fall. Where a fixed cost gives way to a linear and a quadratic one the true curve bends
+upwards, and the line errs on the slow side of it.
+
+Between the curves of two ``cached_tokens`` it is linear in cached tokens, since attention over a
+cached prefix costs in proportion to it. T_decode is bilinear in (batch, context tokens).
+
+Nothing is extrapolated unless the profile is loaded with an ``extrapolate`` method. "end_slope"
+applies to new tokens only. Beyond the last point each curve goes on with the power law of its last
+segment, at most quadratic: too fast where the slope still grows. Below the first point it keeps
+that point's time, for a shorter prompt costs no more and what is left is fixed cost: never too
+fast. Cached prefixes, batches and contexts outside the points are refused always.
 
 A file without a cached axis (all ``cached_tokens`` 0) gives the cost of the new tokens whatever is
-cached: it knows no better, and ``has_cached_axis`` says so.
+cached: it knows no better, and ``has_cached_axis`` says so. A file without decode points is of
+hardware that only prefills (``can_decode`` is False). Each point says how it is known.
 """
 
 import math
@@ -22,7 +35,14 @@ import numpy.typing as npt
 from harness.core import ScenarioError
 
 Provenance = Literal["published", "derived", "stand_in", "measured", "modelled"]
+Extrapolation = Literal["end_slope"]
 FloatArray = npt.NDArray[np.float64]
+#: No prompt is longer, extrapolated or not.
+MAX_TOKENS = 2**31
+#: No prefill grows faster than attention; two close points may say so by noise.
+_STEEPEST = 2.0
+#: Rounding allowed when a step time is held against a bound that it meets exactly.
+_STEP_ERROR = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,8 @@ class DecodePoint:
 class Profile:
     """Costs of one instance of ``gpus_per_instance`` GPUs; points sorted, grids complete.
 
-    ``harness.profile_file.load_profile`` builds it from a file.
+    ``harness.profile_file.load_profile`` builds it from a file. What concerns ``decode_max_batch``
+    is None where there are no ``decode_points``.
     """
 
     name: str
@@ -59,13 +80,14 @@ class Profile:
     engine_version: str
     prefill_points: tuple[PrefillPoint, ...]
     decode_points: tuple[DecodePoint, ...]
-    decode_max_batch: int
-    decode_max_batch_provenance: Provenance
-    decode_max_batch_source: str
+    decode_max_batch: int | None
+    decode_max_batch_provenance: Provenance | None
+    decode_max_batch_source: str | None
+    extrapolate: Extrapolation | None = None
     _curves: "tuple[_Curve, ...]" = field(init=False, repr=False, compare=False)
     _levels: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _covered: tuple[int, int, float] = field(init=False, repr=False, compare=False)
-    _grid: "_Grid" = field(init=False, repr=False, compare=False)
+    _grid: "_Grid | None" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         levels = tuple(sorted({point.cached_tokens for point in self.prefill_points}))
@@ -76,7 +98,8 @@ class Profile:
         object.__setattr__(self, "_curves", curves)
         object.__setattr__(self, "_levels", levels)
         object.__setattr__(self, "_covered", (low, high, max_cached))
-        object.__setattr__(self, "_grid", _grid(self.decode_points))
+        grid = _grid(self.decode_points) if self.decode_points else None
+        object.__setattr__(self, "_grid", grid)
 
     @property
     def has_cached_axis(self) -> bool:
@@ -84,13 +107,25 @@ class Profile:
         return len(self._curves) > 1
 
     @property
+    def can_decode(self) -> bool:
+        """False for a profile of hardware that only prefills."""
+        return self._grid is not None
+
+    @property
     def covered_tokens(self) -> tuple[int, int]:
-        """Shortest and longest ``new_tokens`` that have a cost at every cached length."""
+        """Shortest and longest ``new_tokens`` between points at every cached length."""
         return self._covered[0], self._covered[1]
 
+    @property
+    def _accepted(self) -> tuple[int, int, float]:
+        """Least and most new tokens and most cached tokens that get a cost."""
+        if self.extrapolate is None:
+            return self._covered
+        return 1, MAX_TOKENS, self._covered[2]
+
     def prefill_s(self, new_tokens: float, cached_tokens: float = 0) -> float:
-        """T_prefill of one request. ScenarioError outside the covered range."""
-        low, high, max_cached = self._covered
+        """T_prefill of one request. ScenarioError for what is neither covered nor extrapolated."""
+        low, high, max_cached = self._accepted
         if not (low <= new_tokens <= high and 0 <= cached_tokens <= max_cached):
             raise self._outside(new_tokens, cached_tokens)
         log_new = math.log(new_tokens)
@@ -107,7 +142,7 @@ class Profile:
         new, cached = np.broadcast_arrays(
             np.asarray(new_tokens, dtype=np.float64), np.asarray(cached_tokens, dtype=np.float64)
         )
-        low, high, max_cached = self._covered
+        low, high, max_cached = self._accepted
         inside = (new >= low) & (new <= high) & (cached >= 0) & (cached <= max_cached)
         if not inside.all():
             where = np.argmin(inside)
@@ -128,7 +163,7 @@ class Profile:
 
     def decode_step_s(self, batch: float, context_tokens: float) -> float:
         """T_decode: one step of ``batch`` requests of ``context_tokens`` tokens each."""
-        grid = self._grid
+        grid = self._decode_grid()
         value = grid.value(batch, context_tokens)
         if value is None:
             raise ScenarioError(
@@ -139,10 +174,34 @@ class Profile:
             )
         return value
 
-    def decode_req_per_s(self, output_tokens: float, context_tokens: float) -> float:
-        """BS_max / (T_decode * L_out): an instance's decode rate with all slots taken (Eq. 5)."""
-        step_s = self.decode_step_s(self.decode_max_batch, context_tokens)
-        return self.decode_max_batch / (step_s * output_tokens)
+    def largest_decode_batch(self, context_tokens: float, max_step_s: float) -> int | None:
+        """Largest batch up to ``decode_max_batch`` whose step takes at most ``max_step_s``.
+
+        None when no batch that the points cover does.
+        """
+        grid, most = self._decode_grid(), self.decode_max_batch
+        assert most is not None, "a profile with decode points has a largest batch"
+
+        def fits(batch: int) -> bool:
+            return self.decode_step_s(batch, context_tokens) <= max_step_s * (1 + _STEP_ERROR)
+
+        if fits(most):
+            return most
+        # Noise may make a step time fall from one batch of the grid to the next, so the largest is
+        # looked for from above; between two of them it is linear and crosses the bound once.
+        lines = [*(batch for batch in grid.batches if batch < most), most]
+        for low, high in reversed(list(pairwise(lines))):
+            if fits(low):
+                return bisect_right(range(high), False, lo=low, key=lambda b: not fits(b)) - 1
+        return None
+
+    def _decode_grid(self) -> "_Grid":
+        if self._grid is None:
+            raise ScenarioError(
+                f"The profile file {self.path} has no decode points: {self.hardware} only prefills "
+                "there. Decode on other hardware, or add a 'decode' section to the file."
+            )
+        return self._grid
 
     def _outside(self, new_tokens: float, cached_tokens: float) -> ScenarioError:
         low, high, max_cached = self._covered
@@ -150,14 +209,23 @@ class Profile:
         return ScenarioError(
             f"The profile file {self.path} covers prefill of {low} to {high} new tokens"
             f"{cached if self.has_cached_axis else ''}, but a request of {new_tokens:g} new and "
-            f"{cached_tokens:g} cached tokens needs a cost; costs are not extrapolated. Add points "
-            "to the profile, or keep the workload's lengths inside it."
+            f"{cached_tokens:g} cached tokens needs a cost; {_REFUSED[self.extrapolate]}. Add "
+            "points to the profile, or keep the workload's lengths inside it."
         )
+
+
+_REFUSED: dict[Extrapolation | None, str] = {
+    None: "costs are not extrapolated",
+    "end_slope": f"only new tokens from 1 to {MAX_TOKENS} are extrapolated",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """log seconds = offset[i] + slope[i] * log tokens between tokens[i] and tokens[i + 1]."""
+    """log seconds = offset[i] + slope[i] * log tokens from tokens[i] on; the last is extrapolated.
+
+    Below the first point it is flat.
+    """
 
     cached_tokens: int
     tokens: tuple[int, ...]
@@ -165,13 +233,15 @@ class _Curve:
     slope: tuple[float, ...]
 
     def at(self, new_tokens: float, log_new: float) -> float:
-        i = bisect_right(self.tokens, new_tokens, 1, len(self.tokens) - 1) - 1
+        if new_tokens < self.tokens[0]:
+            new_tokens, log_new = self.tokens[0], math.log(self.tokens[0])
+        i = bisect_right(self.tokens, new_tokens) - 1
         return math.exp(self.offset[i] + self.slope[i] * log_new)
 
     def seconds(self, new_tokens: FloatArray) -> FloatArray:
-        inner = np.array(self.tokens[1:-1], dtype=np.float64)
-        i = np.searchsorted(inner, new_tokens, side="right")
-        logs = np.array(self.offset)[i] + np.array(self.slope)[i] * np.log(new_tokens)
+        i = np.searchsorted(np.array(self.tokens[1:], dtype=np.float64), new_tokens, side="right")
+        reached = np.maximum(new_tokens, self.tokens[0])
+        logs = np.array(self.offset)[i] + np.array(self.slope)[i] * np.log(reached)
         return np.asarray(np.exp(logs))
 
 
@@ -182,9 +252,8 @@ def _curve(points: tuple[PrefillPoint, ...], cached_tokens: int) -> _Curve:
         if point.cached_tokens == cached_tokens
     )
     slopes = [math.log(t2 / t1) / math.log(n2 / n1) for (n1, t1), (n2, t2) in pairwise(own)]
-    offsets = [
-        math.log(t) - slope * math.log(n) for (n, t), slope in zip(own, slopes, strict=False)
-    ]
+    slopes.append(min(slopes[-1], _STEEPEST))
+    offsets = [math.log(t) - slope * math.log(n) for (n, t), slope in zip(own, slopes, strict=True)]
     return _Curve(cached_tokens, tuple(n for n, _ in own), tuple(offsets), tuple(slopes))
 
 

@@ -1,5 +1,6 @@
 """The JSON form of a profile: schema version 1, strict, every point with its provenance."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harness.core import ScenarioError
 from harness.datafile import parse_json_file
-from harness.profile import DecodePoint, PrefillPoint, Profile, Provenance
+from harness.profile import (
+    DecodePoint,
+    Extrapolation,
+    PrefillPoint,
+    Profile,
+    Provenance,
+)
 
 MAX_POINTS = 20_000
 
@@ -57,7 +64,10 @@ class EngineFile(_File):
 
 
 class ProfileFile(_File):
-    """One (engine, hardware, model). ``decode.provenance`` and ``source`` are of ``max_batch``."""
+    """One (engine, hardware, model). ``decode.provenance`` and ``source`` are of ``max_batch``.
+
+    ``decode`` is null, or left out, for hardware that only prefills.
+    """
 
     schema_version: Literal[1]
     name: Text
@@ -67,22 +77,45 @@ class ProfileFile(_File):
     gpus_per_instance: Annotated[int, Field(ge=1, le=100_000)]
     engine: EngineFile
     prefill: PrefillFile
-    decode: DecodeFile
+    decode: DecodeFile | None = None
 
 
-def load_profile(path: Path) -> Profile:
+@dataclass(frozen=True, slots=True)
+class ProfileSource:
+    """A profile as another process is told to load it."""
+
+    path: str
+    extrapolate: Extrapolation | None
+
+    def load(self) -> Profile:
+        return load_profile(Path(self.path), self.extrapolate)
+
+
+def load_profile(path: Path, extrapolate: Extrapolation | None = None) -> Profile:
     """Read a profile. ScenarioError names the file, the key and, for a point, its lengths."""
-    file = parse_json_file(path, _WHAT, ProfileFile)
+    return profile_of(read_profile_file(path), path, extrapolate)
+
+
+def read_profile_file(path: Path) -> ProfileFile:
+    """The file as it is written; whether its points make a profile is ``profile_of``'s to say."""
+    return parse_json_file(path, _WHAT, ProfileFile)
+
+
+def profile_of(file: ProfileFile, path: Path, extrapolate: Extrapolation | None = None) -> Profile:
+    """The profile that ``file`` describes; ``path`` is where it lies, or will. ScenarioError."""
     _check_prefill(path, file.prefill.points)
-    _check_decode(path, file.decode)
     prefill = [
         PrefillPoint(p.new_tokens, p.cached_tokens, p.prefill_s, p.provenance, p.source)
         for p in file.prefill.points
     ]
-    decode = [
-        DecodePoint(p.batch, p.context_tokens, p.step_s, p.provenance, p.source)
-        for p in file.decode.points
-    ]
+    decode = file.decode
+    steps: list[DecodePoint] = []
+    if decode is not None:
+        _check_decode(path, decode)
+        steps = [
+            DecodePoint(p.batch, p.context_tokens, p.step_s, p.provenance, p.source)
+            for p in decode.points
+        ]
     return Profile(
         name=file.name,
         path=path,
@@ -92,10 +125,11 @@ def load_profile(path: Path) -> Profile:
         engine_name=file.engine.name,
         engine_version=file.engine.version,
         prefill_points=tuple(sorted(prefill, key=lambda p: (p.cached_tokens, p.new_tokens))),
-        decode_points=tuple(sorted(decode, key=lambda p: (p.batch, p.context_tokens))),
-        decode_max_batch=file.decode.max_batch,
-        decode_max_batch_provenance=file.decode.provenance,
-        decode_max_batch_source=file.decode.source,
+        decode_points=tuple(sorted(steps, key=lambda p: (p.batch, p.context_tokens))),
+        decode_max_batch=decode.max_batch if decode else None,
+        decode_max_batch_provenance=decode.provenance if decode else None,
+        decode_max_batch_source=decode.source if decode else None,
+        extrapolate=extrapolate,
     )
 
 

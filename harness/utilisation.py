@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from harness.core import PD, PRFAAS, Request, ScenarioError
 from harness.scenario import Scenario
-from harness.scheduling.config import decode_step_s, kv_bytes_function
+from harness.scheduling.config import decode_batch, decode_step_s, kv_bytes_function
 from harness.scheduling.router import preferred_cluster
 
 
@@ -84,9 +84,7 @@ def predict_utilisation(
             staying_bytes += kv_bytes(request.input_tokens)
         decode_steps += request.output_tokens - 1
     share = {c: busy_s[c] / (count[c] * window) for c in hardware}
-    slots = (
-        deployment.num_decode * scenario.hardware[deployment.pd_hardware].profile.decode_max_batch
-    )
+    slots = deployment.num_decode * decode_batch(scenario, deployment)
     link = crossing_bytes / (scenario.link.rate_bytes_per_s * window)
     return Utilisation(
         prfaas_prefill=share.get(PRFAAS),

@@ -8,10 +8,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from netem.link import LinkError, symmetric
+from netem.routed import open_netem
 
 
 def _has_cuda() -> bool:
@@ -24,10 +28,24 @@ def _has_netadmin() -> bool:
     return os.geteuid() == 0 and Path("/dev/net/tun").exists()
 
 
+@cache
+def _has_netem() -> bool:
+    """Whether this kernel has tc-netem; true where it has to, so that a lack fails."""
+    if "PRFAAS_REQUIRE_NETEM" in os.environ:
+        return True
+    try:
+        with open_netem(symmetric("probe", 1e6, 0.0)):
+            return True
+    except (LinkError, OSError):
+        return False
+
+
 NEEDS: dict[str, Callable[[], bool]] = {
     "gpu": _has_cuda,
     "netadmin": _has_netadmin,
+    "netem": _has_netem,
     "sglang": lambda: find_spec("sglang") is not None,
+    "aiconfigurator": lambda: find_spec("aiconfigurator") is not None,
 }
 
 
@@ -37,6 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unmet:
         config.hook.pytest_deselected(items=unmet)
         items[:] = [item for item in items if item not in unmet]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.stats.get("deselected") and not _has_netem():
+        terminalreporter.write_line(
+            "This kernel has no tc-netem: `nox -s netem` tests with one that has, in User-Mode "
+            "Linux (apt-get install user-mode-linux)."
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -77,7 +77,7 @@ def test_table_6_capacities_follow_from_the_profiles() -> None:
     assert 4 / H200.prefill_s(27_486) == pytest.approx(2.45, rel=1e-9)
     assert 3 / H20.prefill_s(10_224) == pytest.approx(1.64, rel=1e-9)
     assert 9 / H20.prefill_s(27_486) == pytest.approx(2.11, rel=1e-9)
-    decode = H20.decode_req_per_s(1024, 27_486)
+    decode = H20.decode_max_batch / (H20.decode_step_s(20, 27_486) * 1024)
     assert [round(n * decode, 2) for n in (3, 5, 8)] == [2.34, 3.91, 6.25]
 
 
@@ -265,3 +265,107 @@ def test_infinite_and_huge_numbers_are_refused(tmp_path: Path) -> None:
         path = written(tmp_path, text.replace('"prefill_s": 1.0', f'"prefill_s": {number}'))
         with pytest.raises(ScenarioError):
             load_profile(path)
+
+
+#: Points of one curve: lengths apart from each other, times that never fall.
+CURVES = st.lists(
+    st.tuples(st.integers(1, 5000), st.floats(0, 3)), min_size=2, max_size=9
+).map(
+    lambda steps: [
+        (1 + sum(length for length, _ in steps[: i + 1]), 1e-3 * 1.7 ** sum(
+            rise for _, rise in steps[: i + 1]
+        ))
+        for i in range(len(steps))
+    ]
+)  # fmt: skip
+
+
+def curve_profile(folder: Path, curve: list[tuple[int, float]], **how: Any) -> Profile:
+    points = [point(new, seconds) for new, seconds in curve]
+    return load_profile(written(folder, changed("prefill.points", points)), **how)
+
+
+@given(CURVES)
+def test_any_curve_is_met_at_its_points_and_never_falls(
+    tmp_path_factory: pytest.TempPathFactory, curve: list[tuple[int, float]]
+) -> None:
+    profile = curve_profile(tmp_path_factory.mktemp("curve"), curve)
+    assert [profile.prefill_s(new) for new, _ in curve] == pytest.approx(
+        [seconds for _, seconds in curve], rel=1e-9
+    )
+    lengths = np.unique(np.geomspace(curve[0][0], curve[-1][0], 300).round())
+    seconds = profile.prefill_s_array(lengths)
+    assert (np.diff(seconds) >= -1e-9 * seconds[:-1]).all()
+
+
+@given(CURVES)
+def test_an_extrapolation_joins_on_at_both_ends_and_never_falls(
+    tmp_path_factory: pytest.TempPathFactory, curve: list[tuple[int, float]]
+) -> None:
+    profile = curve_profile(tmp_path_factory.mktemp("curve"), curve, extrapolate="end_slope")
+    (first, first_s), (last, last_s) = curve[0], curve[-1]
+    before, before_s = curve[-2]
+    assert profile.covered_tokens == (first, last)
+    assert profile.prefill_s(max(1, first // 3)) == pytest.approx(first_s, rel=1e-9)
+    slope = min(2.0, math.log(last_s / before_s) / math.log(last / before))
+    assert profile.prefill_s(3 * last) == pytest.approx(last_s * 3**slope, rel=1e-6)
+    lengths = np.unique(np.geomspace(1, 10 * last, 300).round())
+    seconds = profile.prefill_s_array(lengths)
+    assert (np.diff(seconds) >= -1e-9 * seconds[:-1]).all()
+    assert seconds == pytest.approx([profile.prefill_s(length) for length in lengths], rel=1e-12)
+
+
+def test_a_power_law_goes_on_as_it_is(tmp_path: Path) -> None:
+    law = [(new, 1e-6 * new**1.5) for new in (100, 1000, 7000)]
+    profile = curve_profile(tmp_path, law, extrapolate="end_slope")
+    for new in (100, 333, 7000, 500_000):
+        assert profile.prefill_s(new) == pytest.approx(1e-6 * new**1.5, rel=1e-12)
+    assert profile.prefill_s(3) == pytest.approx(1e-6 * 100**1.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, math.nan, math.inf])
+def test_what_is_no_length_is_not_extrapolated(tmp_path: Path, tokens: float) -> None:
+    profile = curve_profile(tmp_path, [(10, 1.0), (100, 2.0)], extrapolate="end_slope")
+    for call in (profile.prefill_s, profile.prefill_s_array):
+        with pytest.raises(ScenarioError, match="only new tokens from 1"):
+            call(tokens)
+
+
+def test_cached_prefixes_and_decode_are_never_extrapolated(tmp_path: Path) -> None:
+    profile = load_profile(written(tmp_path, CACHED), "end_slope")
+    assert profile.prefill_s(5000, 2000) > profile.prefill_s(1000, 2000)
+    with pytest.raises(ScenarioError, match="cached prefixes of 0 to 2000"):
+        profile.prefill_s(5000, 2001)
+    with pytest.raises(ScenarioError, match="batches of 1 to 4"):
+        profile.decode_step_s(5, 10)
+
+
+@pytest.mark.parametrize("without", ["null", "absent"])
+def test_a_profile_may_only_prefill(tmp_path: Path, without: str) -> None:
+    document = changed("decode", None)
+    if without == "absent":
+        del document["decode"]
+    profile = load_profile(written(tmp_path, document))
+    assert not profile.can_decode
+    assert (profile.decode_points, profile.decode_max_batch) == ((), None)
+    assert profile.prefill_s(100) == pytest.approx(math.sqrt(10))
+    for call in (profile.decode_step_s, profile.largest_decode_batch):
+        with pytest.raises(ScenarioError, match=r"profile\.json has no decode points: 8xTest"):
+            call(1, 10)
+    assert H20.can_decode
+
+
+@given(
+    times=st.lists(st.floats(0.01, 0.1), min_size=4, max_size=4),
+    limit=st.floats(0.005, 0.11),
+    most=st.integers(1, 30),
+)
+def test_the_largest_batch_is_what_trying_all_finds(
+    tmp_path_factory: pytest.TempPathFactory, times: list[float], limit: float, most: int
+) -> None:
+    grid = list(zip((1, 4, 11, 30), times, strict=True))
+    document = changed("decode.points", [step(batch, c, t) for batch, t in grid for c in (1, 1000)])
+    document["decode"]["max_batch"] = most
+    profile = load_profile(written(tmp_path_factory.mktemp("grid"), document))
+    tried = [b for b in range(1, most + 1) if profile.decode_step_s(b, 500) <= limit * (1 + 1e-9)]
+    assert profile.largest_decode_batch(500, limit) == max(tried, default=None)

@@ -14,21 +14,45 @@ from collections import Counter
 from collections.abc import Callable
 
 from harness.architecture import Architecture
+from harness.core import ScenarioError
 from harness.deployment import Deployment
 from harness.scenario import Scenario
 from harness.scheduling.scheduler import SchedulerConfig, no_transfer
+from harness.settings import Workload
+
+
+def decode_batch(scenario: Scenario, deployment: Deployment) -> int:
+    """BS_max of a decode instance: the largest batch that memory holds and the TPOT SLO allows.
+
+    ScenarioError when even the smallest batch the profile covers takes longer than the SLO.
+    """
+    profile = scenario.hardware[deployment.pd_hardware].profile
+    context_tokens = _decode_context_tokens(scenario.workload)
+    batch = profile.largest_decode_batch(context_tokens, scenario.slo.tpot_s)
+    if batch is None:
+        fewest = min(point.batch for point in profile.decode_points)
+        step_s = profile.decode_step_s(fewest, context_tokens)
+        raise ScenarioError(
+            f"Impossible SLO in the scenario file {scenario.path}: slo.tpot is "
+            f"{1e3 * scenario.slo.tpot_s:g} ms, but a decode step of deployment "
+            f"{deployment.name!r} on hardware {deployment.pd_hardware!r} takes {1e3 * step_s:g} ms "
+            f"at batch {fewest} and {context_tokens:g} tokens of context (profile file "
+            f"{profile.path}). Raise slo.tpot or name faster hardware."
+        )
+    return batch
 
 
 def decode_step_s(scenario: Scenario, deployment: Deployment) -> float:
-    """T_decode of a full batch: one step time for a whole run, as in Eq. 5 of the paper.
-
-    The context is the middle of the workload's range of lengths, which for skewed lengths is above
-    their mean and so errs on the slow side.
-    """
+    """T_decode of a full batch: one step time for a whole run, as in Eq. 5 of the paper."""
     profile = scenario.hardware[deployment.pd_hardware].profile
-    workload = scenario.workload
-    context_tokens = (workload.min_tokens + workload.max_tokens + workload.output_tokens) / 2
-    return profile.decode_step_s(profile.decode_max_batch, context_tokens)
+    batch = decode_batch(scenario, deployment)
+    return profile.decode_step_s(batch, _decode_context_tokens(scenario.workload))
+
+
+def _decode_context_tokens(workload: Workload) -> float:
+    """The middle of the workload's range of lengths, which for skewed lengths is above their mean
+    and so errs on the slow side."""
+    return (workload.min_tokens + workload.max_tokens + workload.output_tokens) / 2
 
 
 def kv_bytes_function(architecture: Architecture) -> Callable[[int], int]:
@@ -69,7 +93,6 @@ def scheduler_config(
     deployment = scenario.deployments[deployment_name]
     instances = deployment.instances()
     used = {i.hardware for i in instances if i.role == "prefill"}
-    profile = scenario.hardware[deployment.pd_hardware].profile
     tail_s = transfer_tail_function(
         scenario.model.architecture,
         layerwise=scenario.transport.layerwise,
@@ -81,7 +104,7 @@ def scheduler_config(
         instances=instances,
         prefill_s={name: scenario.hardware[name].profile.prefill_s for name in sorted(used)},
         decode_step_s=decode_step_s(scenario, deployment),
-        decode_max_batch=profile.decode_max_batch,
+        decode_max_batch=decode_batch(scenario, deployment),
         threshold_tokens=deployment.threshold_tokens,
         admission=scenario.scheduling.admission,
         link_delay_s=scenario.link.rtt_s / 2 if transfer else 0.0,

@@ -1,0 +1,1 @@
+"""Profiles from elsewhere: tables of measurements, published rates, NVIDIA's operator model."""
