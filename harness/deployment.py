@@ -11,8 +11,30 @@ from harness.core import PD, PRFAAS, Instance
 
 
 @dataclass(frozen=True, slots=True)
+class PrfaasCluster:
+    """A cluster that only prefills, and the rate at which KV leaves it."""
+
+    hardware: str
+    num_instances: int
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PdCluster:
+    """A cluster that prefills and decodes, and the rate at which KV comes in from outside."""
+
+    hardware: str
+    num_prefill: int
+    num_decode: int
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
-    """``threshold_tokens`` (t) is None unless both clusters can prefill."""
+    """``threshold_tokens`` (t) is None unless both clusters can prefill.
+
+    Further clusters, each with a link of its own, are planned but neither simulated nor run live.
+    """
 
     name: str
     threshold_tokens: int | None
@@ -21,9 +43,23 @@ class Deployment:
     num_decode: int
     prfaas_hardware: str | None
     pd_hardware: str
+    more_prfaas: tuple[PrfaasCluster, ...] = ()
+    more_pd: tuple[PdCluster, ...] = ()
+
+    def prfaas_clusters(self, link_bytes_per_s: float) -> tuple[PrfaasCluster, ...]:
+        """Every PrfaaS cluster; the scenario's link is the first one's."""
+        if self.prfaas_hardware is None or not self.num_prfaas:
+            return ()
+        first = PrfaasCluster(self.prfaas_hardware, self.num_prfaas, link_bytes_per_s)
+        return (first, *self.more_prfaas)
+
+    def pd_clusters(self, link_bytes_per_s: float) -> tuple[PdCluster, ...]:
+        """Every PD cluster; the scenario's link is the first one's."""
+        first = PdCluster(self.pd_hardware, self.num_prefill, self.num_decode, link_bytes_per_s)
+        return (first, *self.more_pd)
 
     def instances(self) -> tuple[Instance, ...]:
-        """Every instance: PrfaaS prefill, then PD prefill, then PD decode."""
+        """Every instance of the first clusters: PrfaaS prefill, PD prefill, PD decode."""
         remote = tuple(
             Instance(f"{PRFAAS}-p{i}", PRFAAS, "prefill", self.prfaas_hardware)
             for i in range(self.num_prfaas)
@@ -57,6 +93,10 @@ class Deployment:
                 "without local prefill (num_prefill is 0) every prompt goes to PrfaaS, so a "
                 "threshold has no effect; remove it or add local prefill instances"
             )
+        if self.more_prfaas and not self.num_prfaas:
+            return "more_prfaas", "the first PrfaaS cluster (num_prfaas) has no instance"
+        if any((one.num_prefill > 0) != (self.num_prefill > 0) for one in self.more_pd):
+            return "more_pd", "either every PD cluster prefills or none does"
         if self.threshold_tokens is None and self.num_prfaas and self.num_prefill:
             return "threshold_tokens", (
                 "it is missing, though both clusters prefill; it says which prompts PrfaaS gets, "

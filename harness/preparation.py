@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from harness.core import Request
+from harness.core import Request, ScenarioError
 from harness.deployment import Deployment
 from harness.record.run_directory import DeploymentModel
-from harness.scenario import Scenario
+from harness.scenario import Scenario, extrapolated_hardware
 from harness.scenario_change import with_plan
 from harness.simulator import Simulation, simulate
 from harness.throughput import deployment_model, solve
@@ -45,6 +45,21 @@ def replan(scenario: Scenario) -> tuple[Scenario, tuple[str, ...]]:
     return with_plan(scenario, plan), tuple(notes)
 
 
+def _refuse_planned_only(scenario: Scenario) -> None:
+    if scenario.prefix.model != "none":
+        raise ScenarioError(
+            f"'prefix.model' in the scenario file {scenario.path} asks for cached prefixes, which "
+            "only prfaas plan knows so far: neither the simulator nor the testbed keeps a prefix "
+            'cache. Set prefix.model = "none".'
+        )
+    for name, one in scenario.deployments.items():
+        if one.more_prfaas or one.more_pd:
+            raise ScenarioError(
+                f"'deployments.{name}' in the scenario file {scenario.path} has several clusters "
+                "of a kind, which only prfaas plan knows so far. Remove more_prfaas and more_pd."
+            )
+
+
 def _plan_text(deployment: Deployment) -> str:
     t = deployment.threshold_tokens
     threshold = "" if t is None else f", t = {t} tokens"
@@ -53,7 +68,11 @@ def _plan_text(deployment: Deployment) -> str:
 
 
 def prepare(scenario: Scenario, notes: tuple[str, ...] = ()) -> Prepared:
-    """Schedule, models and simulations of a scenario as it is planned."""
+    """Schedule, models and simulations of a scenario as it is planned.
+
+    ScenarioError where it asks for what only the planner knows.
+    """
+    _refuse_planned_only(scenario)
     schedule = build_schedule(scenario.workload, scenario.load)
     lengths = length_distribution(scenario)
     models, simulations = {}, {}
@@ -67,4 +86,5 @@ def prepare(scenario: Scenario, notes: tuple[str, ...] = ()) -> Prepared:
             fitting_load_scale=utilisation.load_scale_for(MAX_UTILISATION),
         )
         simulations[name] = simulate(scenario, name, schedule)
+    notes = (*notes, *extrapolated_hardware(scenario))
     return Prepared(scenario, schedule, models, simulations, notes)

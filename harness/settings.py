@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.architecture import Architecture
-from harness.profile import Profile
+from harness.profile import Extrapolation, Profile
 from harness.trace import TraceFormat
 
 
@@ -29,6 +29,11 @@ class Hardware:
     profile: Profile
     price_usd_per_gpu_hour: float | None
     relative_price: float | None
+
+    @property
+    def extrapolate(self) -> Extrapolation | None:
+        """How the profile goes on beyond its points; None: it does not."""
+        return self.profile.extrapolate
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,28 @@ class Load:
     num_requests: int | None
     duration_s: float | None
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Cached prefixes, of which the planner alone knows so far.
+
+    ``share``: a share ``agent_share`` of the requests finds ``cached_fraction`` of its prompt
+    cached. ``trace``: what an unlimited prefix cache would have held of each request of a trace
+    with hash ids. Cached means at every place that computes or receives the prefix.
+    """
+
+    model: Literal["none", "share", "trace"]
+    agent_share: float
+    cached_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Prices of the link, in the unit of the hardware's prices; both parts add up."""
+
+    link_price_per_gb: float
+    link_price_per_gbps_month: float
 
 
 @dataclass(frozen=True, slots=True)

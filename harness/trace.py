@@ -31,6 +31,8 @@ IntArray = npt.NDArray[np.int64]
 MAX_TRACE_BYTES = 256 * 1024 * 1024
 MAX_TOKENS = 2**31
 QUANTUM_S = 3.0
+#: Tokens of a block in Mooncake's release.
+BLOCK_TOKENS = 512
 _QUANTUM_TOLERANCE_S = 0.010
 _AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 _AZURE_TIME = re.compile(
@@ -78,6 +80,19 @@ class Trace:
     def rate_req_per_s(self) -> float:
         """Mean rate over the trace; one second is the shortest span a rate is formed over."""
         return len(self.arrival_s) / max(self.end_s, 1.0)
+
+    def unlimited_cache_tokens(self) -> FloatArray:
+        """Tokens of each prompt's prefix that an earlier request had: whole blocks of its hash ids,
+        which stand for all before them, in a cache that forgets nothing. # (requests,)"""
+        seen: set[int] = set()
+        found = np.zeros(len(self.hash_ids))
+        for index, hashes in enumerate(self.hash_ids):
+            hits = 0
+            while hits < len(hashes) and hashes[hits] in seen:
+                hits += 1
+            found[index] = hits * BLOCK_TOKENS
+            seen.update(hashes)
+        return found
 
     def spread_arrivals(self, rng: np.random.Generator) -> FloatArray:
         """Arrival times, spread uniformly and in file order inside each quantum; ascending."""

@@ -22,7 +22,7 @@ from harness.core import Request, ScenarioError
 from harness.lognormal import TruncatedLogNormal
 from harness.resolution import output_law
 from harness.scenario import Scenario
-from harness.settings import Load, Workload
+from harness.settings import Load, Prefix, Workload
 from harness.trace import Trace, read_trace
 
 FloatArray = npt.NDArray[np.float64]
@@ -37,11 +37,12 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Prompt lengths and their probabilities, ascending. # both (points,)"""
+    """Uncached prompt lengths, the cached prefix with each, their probabilities. # (points,)"""
 
     lengths: FloatArray
     weights: FloatArray
     mean_output_tokens: float
+    cached_tokens: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +89,58 @@ def input_law(workload: Workload) -> TruncatedLogNormal:
     return TruncatedLogNormal(workload.mu, workload.sigma, workload.min_tokens, workload.max_tokens)
 
 
-def length_distribution(scenario: Scenario) -> LengthDistribution:
-    """What lengths the workload has: midpoint quantiles of its law, or those of its trace."""
-    workload, load = scenario.workload, scenario.load
-    if workload.trace is not None:
-        part = _part(workload, load)
-        lengths, counts = np.unique(part.input_tokens, return_counts=True)
-        return LengthDistribution(
-            lengths=lengths.astype(np.float64),
-            weights=counts / counts.sum(),
-            mean_output_tokens=float(part.output_tokens.mean()),
+def length_distribution(scenario: Scenario, strata: int = STRATA) -> LengthDistribution:
+    """What lengths the workload has: midpoint quantiles of its law, or those of its trace.
+
+    ``strata`` midpoints stand for a law. Cached prefixes as ``scenario.prefix`` says; at least one
+    token of a prompt is always new.
+    """
+    prefix = scenario.prefix
+    if scenario.workload.trace is not None:
+        return _of_trace(_part(scenario.workload, scenario.load), prefix)
+    if prefix.model == "trace":
+        raise ScenarioError(
+            f"The value of 'prefix.model' in the scenario file {scenario.path} is wrong: there is "
+            'no trace whose prefixes could be counted; give workload.trace or --trace, or "share".'
         )
-    midpoints = (np.arange(STRATA) + 0.5) / STRATA
+    midpoints = (np.arange(strata) + 0.5) / strata
+    total = input_law(scenario.workload).quantile(midpoints)
+    output_tokens = float(output_law(scenario.workload).quantile(midpoints).mean())
+    even, none = np.full(strata, 1 / strata), np.zeros(strata)
+    if prefix.model == "none" or prefix.agent_share == 0:
+        return LengthDistribution(total, even, output_tokens, none)
+    cached = _cached_share(total, prefix)
     return LengthDistribution(
-        lengths=input_law(workload).quantile(midpoints),
-        weights=np.full(STRATA, 1 / STRATA),
-        mean_output_tokens=float(output_law(workload).quantile(midpoints).mean()),
+        lengths=np.concatenate([total, total - cached]),
+        weights=np.concatenate([even * (1 - prefix.agent_share), even * prefix.agent_share]),
+        mean_output_tokens=output_tokens,
+        cached_tokens=np.concatenate([none, cached]),
     )
+
+
+def _of_trace(part: Trace, prefix: Prefix) -> LengthDistribution:
+    """Each distinct (new, cached) once, by new tokens; with a share of agents both variants."""
+    total = part.input_tokens.astype(np.float64)
+    shares = [1.0]
+    cached = [np.zeros(len(total))]
+    if prefix.model == "trace":
+        cached = [np.minimum(part.unlimited_cache_tokens(), total - 1)]
+    elif prefix.model == "share":
+        shares = [1 - prefix.agent_share, prefix.agent_share]
+        cached = [*cached, _cached_share(total, prefix)]
+    pairs = np.concatenate([(total - found) + 1j * found for found in cached])
+    weights = np.concatenate([np.full(len(total), share / len(total)) for share in shares])
+    distinct, place = np.unique(pairs, return_inverse=True)
+    return LengthDistribution(
+        lengths=distinct.real,
+        weights=np.bincount(place, weights).astype(np.float64),
+        mean_output_tokens=float(part.output_tokens.mean()),
+        cached_tokens=distinct.imag,
+    )
+
+
+def _cached_share(total: FloatArray, prefix: Prefix) -> FloatArray:
+    return np.minimum(total * prefix.cached_fraction, total - 1)
 
 
 def arrival_cv(schedule: Sequence[Request]) -> float | None:

@@ -17,12 +17,11 @@ from harness.throughput import (
     Objective,
     StageRates,
     deployment_model,
-    kv_bytes_array,
     solve,
 )
 from harness.utilisation import Utilisation, predict_utilisation, window_s
 from harness.workload import LengthDistribution, build_schedule, length_distribution
-from netem.link import LinkSpec
+from netem.link import symmetric
 
 PAPER = Path(__file__).parent.parent / "scenarios" / "paper-case-study.toml"
 GBIT = 1e9 / 8
@@ -158,11 +157,14 @@ def plain_rates(
 def test_the_search_equals_brute_force(
     paper: Scenario, drawn: list[tuple[int, int]], objective: Objective, rate: float
 ) -> None:
-    scenario = replace(paper, link=LinkSpec("test", rate, 0.001))
+    scenario = replace(paper, link=symmetric("test", rate, 0.001))
     lengths = [length for length, _ in drawn]
     weights = [float(weight) for _, weight in drawn]
     given_lengths = LengthDistribution(
-        np.array(lengths, dtype=np.float64), np.array(weights) / sum(weights), 1024.0
+        np.array(lengths, dtype=np.float64),
+        np.array(weights) / sum(weights),
+        1024.0,
+        np.zeros(len(lengths)),
     )
     base = scenario.deployments["prfaas_pd"]
     total = base.num_prefill + base.num_decode
@@ -186,9 +188,9 @@ def test_the_search_equals_brute_force(
 
 
 def test_a_thin_link_limits_and_is_named(paper: Scenario) -> None:
-    thin = replace(paper, link=LinkSpec("thin", 5 * GBIT, 0.001))
+    thin = replace(paper, link=symmetric("thin", 5 * GBIT, 0.001))
     model = deployment_model(thin, paper.deployments["naive_heterogeneous"])
-    kv_bytes = float(kv_bytes_array(paper.model.architecture, np.array([27_486.0]))[0])
+    kv_bytes = paper.model.architecture.kv_bytes(27_486)
     assert model.bottleneck == "link"
     assert model.theta_prfaas_req_per_s == pytest.approx(5 * GBIT / kv_bytes, rel=1e-3)
     assert model.egress_bytes_per_s == pytest.approx(5 * GBIT)
