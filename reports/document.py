@@ -9,7 +9,17 @@ from typing import Literal
 
 import pandas as pd
 
-ChartKind = Literal["cdf", "stacked_bars", "scatter", "lines"]
+ChartKind = Literal[
+    "cdf",
+    "dots",
+    "heat_map",
+    "lines",
+    "scatter",
+    "segments",
+    "stacked_bars",
+    "tornado",
+    "waterfall",
+]
 Tone = Literal["good", "bad", "plain"]
 
 
@@ -23,18 +33,38 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the plane of a chart's axes, and its label."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """A chart; ``title`` says what it shows to be true, ``alt`` says it to who cannot see it.
 
-    kind          x             y             series      panel
-    cdf           the values    (computed)    a line      -
-    stacked_bars  categories    bar lengths   a layer     a panel each
-    scatter       values        values        a colour    -
-    lines         values        values        a line      a panel each
+    kind          x             y             series                    panel
+    cdf           the values    (computed)    a line                    -
+    dots          values        a row         a colour and a shape      a column each
+    heat_map      values        a row         named in the tooltip      -
+    lines         values        values        a line                    a row each
+    scatter       values        values        a colour                  -
+    segments      values        values        the stretches of a line   -
+    stacked_bars  categories    bar lengths   a layer                   a column each
+    tornado       bar ends      a row         which end                 -
+    waterfall     categories    levels        (the category)            a column each
 
     ``order`` fixes the order, and so the colours, of the series; ``dashed`` names a boolean column
-    (cdf) for the lines drawn dashed. ``reference`` is a level with its label (lines);
-    ``identity`` draws y = x (scatter). Infinite values of a cdf count, but are never reached.
+    (cdf, segments) for the lines drawn dashed. ``reference`` is a level of y with its label (lines,
+    segments), ``x_reference`` one of x (dots, lines, segments; the base of a tornado). ``identity``
+    draws y = x (scatter). ``value`` is what a cell's colour stands for (heat_map), ``text`` a
+    column of labels (tornado), ``marks`` are drawn on top (heat_map, segments).
+
+    Infinite values of a cdf count, but are never reached. The rows of a tornado are sorted by the
+    span of their ends. A level of a waterfall is what is reached with the category, so that a bar
+    is the step from the level before it; the first stands on zero.
     """
 
     kind: ChartKind
@@ -50,7 +80,11 @@ class Chart:
     dashed: str | None = None
     dashed_labels: tuple[str, str] = ("solid", "dashed")
     reference: tuple[float, str] | None = None
+    x_reference: tuple[float, str] | None = None
     identity: bool = False
+    value: Axis | None = None
+    text: str | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

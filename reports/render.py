@@ -73,7 +73,11 @@ def render_png(chart: Chart, scale: float = 2.0) -> bytes:
 
 def render_svg(chart: Chart) -> str:
     """The chart as an SVG picture."""
-    picture: str = vl_convert.vegalite_to_svg(chart_spec(chart), vl_version=VEGA_LITE)
+    return _svg(chart_spec(chart))
+
+
+def _svg(spec: dict[str, Any]) -> str:
+    picture: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
     return picture
 
 
@@ -91,7 +95,8 @@ def cell_text(value: object) -> str:
             return MISSING
         if math.isinf(number):
             return "infinite" if number > 0 else "-infinite"
-        digits = 3 - math.floor(math.log10(abs(number))) if number else 0
+        # Rounded first: 9.9999 has two figures before the point.
+        digits = 3 - math.floor(math.log10(abs(float(f"{number:.3e}")))) if number else 0
         return f"{number:,.{min(max(digits, 0), 12)}f}"
     return str(value)
 
@@ -113,11 +118,10 @@ def _bundle() -> str:
 def _block(block: Block) -> dict[str, Any]:
     content: dict[str, Any] = {"kind": _KINDS[type(block)], "it": block}
     if isinstance(block, Figure):
-        svg = render_svg(block.chart).encode()
-        content["picture"] = base64.b64encode(svg).decode("ascii")
+        spec = chart_spec(block.chart)
+        content["picture"] = base64.b64encode(_svg(spec).encode()).decode("ascii")
         # "<" inside JSON text could end the element that holds it.
-        spec = json.dumps(chart_spec(block.chart), allow_nan=False).replace("<", "\\u003c")
-        content["spec"] = spec
+        content["spec"] = json.dumps(spec, allow_nan=False).replace("<", "\\u003c")
     if isinstance(block, Table):
         content["columns"] = [str(column) for column in block.frame.columns]
         content["rows"] = [

@@ -1,0 +1,132 @@
+"""``prfaas plan``: the throughput model and planner, and the tables of the paper it rests on."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core import ScenarioError
+from harness.verbs.scenario import add_scenario, chosen_scenario
+
+if TYPE_CHECKING:
+    from harness.planning.catalogue import Catalogue
+
+Rows = tuple[list[dict[str, Any]], Callable[[Sequence[dict[str, Any]]], None]]
+
+
+def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparsers gives
+    """The verb and its options."""
+    parser = verbs.add_parser(
+        "plan",
+        help="search threshold and splits, and say what they carry, cost and leave out",
+        description="Solves every deployment of a scenario, or prints one of the paper's tables "
+        "recomputed from the shipped profiles.",
+    )
+    add_scenario(parser, optional=True)
+    parser.add_argument(
+        "--objective",
+        choices=("paper", "exact"),
+        default="paper",
+        help="maximise Lambda_max with T(E[l]) as the paper does (default) or with E[T(l)]",
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a report of the plan, one offline file"
+    )
+    parser.add_argument(
+        "--table",
+        choices=tuple(TABLES),
+        help="phi: Table 3 and the operator model beside it; reduction: what shrinks a model's "
+        "KV; wall: what N GPUs would send. Without a scenario",
+    )
+    parser.add_argument(
+        "--profiles",
+        type=Path,
+        default=Path("profiles"),
+        metavar="DIR",
+        help="the folder of shipped profiles (default: profiles)",
+    )
+    parser.set_defaults(call=_plan)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    if options.table is not None:
+        return _table(options)
+    if options.scenario is None:
+        raise ScenarioError("prfaas plan needs a SCENARIO, or --table for one of the paper's.")
+    from harness.planning.plan import plan
+
+    document = plan(chosen_scenario(options), options.objective).document()
+    document["bandwidth_wall"] = _bandwidth_wall(options.profiles, document["notes"])
+    if options.html is not None:
+        from harness.planning.report import write_plan_report
+
+        write_plan_report(document, options.html)
+    if options.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        from harness.planning.console import print_plan
+
+        print_plan(document)
+    if options.html is not None:
+        print(f"report: {options.html}", file=sys.stderr if options.json else sys.stdout)
+    return 0
+
+
+def _bandwidth_wall(folder: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Egress by model, where there is a folder of profiles; a note says that there is none."""
+    from harness.planning.catalogue import PAPER_TABLES, read_catalogue
+    from harness.planning.phi import bandwidth_wall
+
+    if not (folder / PAPER_TABLES).is_file():
+        notes.append(
+            f"bandwidth_wall is left out: {folder} is no folder of profiles; name the one of this "
+            "project with --profiles."
+        )
+        return None
+    return {"rows": [asdict(row) for row in bandwidth_wall(read_catalogue(folder))]}
+
+
+def _table(options: argparse.Namespace) -> int:
+    if options.scenario is not None or options.set or options.trace or options.html:
+        raise ScenarioError(
+            f"--table {options.table} is recomputed from the profiles in --profiles alone; it "
+            "takes no scenario, --set, --trace or --html."
+        )
+    from harness.planning.catalogue import read_catalogue
+
+    rows, show = TABLES[options.table](read_catalogue(options.profiles))
+    if options.json:
+        document = {"table": options.table, "rows": rows}
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        show(rows)
+    return 0
+
+
+def _phi(catalogue: "Catalogue") -> Rows:
+    from harness.planning.paper_tables import print_phi
+    from harness.planning.phi import phi_table
+
+    return [asdict(row) for row in phi_table(catalogue)], print_phi
+
+
+def _reduction(catalogue: "Catalogue") -> Rows:
+    from harness.planning.paper_tables import print_reduction
+    from harness.planning.reduction import reductions
+
+    rows = reductions(catalogue.architectures.values())
+    return [asdict(row) for row in rows], print_reduction
+
+
+def _wall(catalogue: "Catalogue") -> Rows:
+    from harness.planning.paper_tables import print_wall
+    from harness.planning.phi import bandwidth_wall
+
+    return [asdict(row) for row in bandwidth_wall(catalogue)], print_wall
+
+
+#: What --table can print: rows for JSON and how to show them.
+TABLES = {"phi": _phi, "reduction": _reduction, "wall": _wall}

@@ -1,0 +1,94 @@
+"""The plan on a terminal: 80 columns, the document's numbers, and nothing swallowed."""
+
+from typing import Any
+
+import pytest
+from plan_document import document
+from rich.console import Console
+
+from harness.planning.console import (
+    cost_table,
+    deployments_table,
+    plan_view,
+    print_plan,
+    remarks,
+)
+
+
+def shown(view: Any, width: int = 80) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+def row(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.strip().startswith(name))
+
+
+def test_the_deployments_fit_80_columns_and_no_figure_is_cut() -> None:
+    text = shown(deployments_table(document()))
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert row(text, "prfaas_pd") == [
+        "prfaas_pd", "4/3/5", "20,000", "3.20", "3.00", "1.60", "prefill", "12.0", "2.20", "3.77",
+    ]  # fmt: skip
+    assert row(text, "homogeneous_pd")[1:] == [
+        "-/9/3", "-", "2.00", "1.90", "1.00", "prefill", "-", "4.50", "13.15",
+    ]  # fmt: skip
+    # Brackets of the equations are no markup.
+    assert "T(E[l])" in text
+    assert "E[T(l)]" in " ".join(text.split())
+
+
+def test_several_clusters_are_folded_not_cut() -> None:
+    given = document()
+    given["deployments"]["prfaas_pd"]["more_prfaas"] = [{"num_instances": 12}]
+    given["deployments"]["prfaas_pd"]["more_pd"] = 2 * [{"num_prefill": 10, "num_decode": 15}]
+    text = shown(deployments_table(given))
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert row(text, "prfaas_pd")[-7:] == [
+        "3.20", "3.00", "1.60", "prefill", "12.0", "2.20", "3.77",
+    ]  # fmt: skip
+
+
+def test_equal_cost_fits_80_columns_and_no_figure_is_cut() -> None:
+    table = cost_table(document())
+    assert table is not None
+    text = shown(table)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "relative prices" in text
+    assert row(text, "prfaas_pd")[1:] == [
+        "128", "+15.5", "%", "2.00", "2.62", "2.02", "4.06", "0.0036", "145",
+    ]  # fmt: skip
+    assert row(text, "naive_heterogeneous")[-2:] == ["-", "-"]
+    assert cost_table(document(equal_cost=None)) is None
+
+
+def test_limit_warnings_and_notes_are_lines_of_their_own() -> None:
+    assert list(remarks(document())) == [
+        "hard limit: below 12 Gbit/s the link holds every plan back",
+        "warning: a warning <b>not to be missed</b>",
+        "note: a note on what this rests on",
+    ]
+    assert list(remarks(document(sweeps=None, warnings=[], notes=[]))) == []
+
+
+@pytest.mark.parametrize("absent", [(), ("equal_cost",), ("equal_cost", "sweeps")])
+def test_the_whole_view(absent: tuple[str, ...]) -> None:
+    given = document(**dict.fromkeys(absent), notes=["[bold]brackets[/bold] stay"])
+    text = shown(plan_view(given))
+    assert "note: [bold]brackets[/bold] stay" in text
+    assert ("at equal cost" in text) == ("equal_cost" not in absent)
+    assert ("hard limit" in text) == ("sweeps" not in absent)
+    assert text.index("prfaas_pd") < text.index("note:")
+
+
+def test_the_plan_is_printed_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(document())
+    out, err = capsys.readouterr()
+    assert "round-numbers: plans by the paper equations" in out
+    assert "note: a note on what this rests on" in out
+    assert err == ""
