@@ -9,32 +9,28 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.architecture import wire_layer_bytes
 from harness.core import LinkError, PrfaasError
+from harness.link_fidelity import check_ceiling, fidelity, fidelity_after, late_changes
 from harness.machine import describe_clocks, describe_machine, describe_versions
 from harness.preparation import Prepared
 from harness.record.run_directory import Cell, Manifest, RunDirectory
 from harness.record.spool import ExpectedRow, SimulatedRow
 from harness.record.tables import compact, write_expected, write_simulated
 from harness.report import write_report
-from harness.scenario import Scenario, scenario_hash, to_manifest
+from harness.scenario import scenario_hash, to_manifest
 from harness.simulator import Simulation
 from harness.testbed.local import LocalTestbed
 from harness.verdict import Verdict, judge
 from netem.link import LinkError as NetemLinkError
-from netem.link import LinkSpec
-from netem.testlink import TestLink, link_failures, open_link
-
-#: A hop of the default scenario is 80 us of wall time; the backends' own floors are about as much.
-RTT_TOLERANCE_WALL_S = 0.2e-3
+from netem.testlink import open_link
+from netem.variation_run import Applied
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int, int, int], None]
@@ -128,7 +124,7 @@ def _run_cells(
         say(f"link: {link.backend}, {link.applied}")
         for note in link.notes:
             say(f"link: {note}")
-        _check_link(scenario, link, log)
+        log.change(**fidelity(scenario, link, check_ceiling(scenario, link)))
         for cell in log.manifest.deployments:
             say(f"{cell.name}: starting workers and gateway")
             deployment = scenario.deployments[cell.deployment]
@@ -143,56 +139,22 @@ def _run_cells(
 
                 result = testbed.replay(f"{run.path.name}/{cell.name}", on_progress, on_start)
             log.put(log.manifest.ended(cell.deployment, cell.repeat, result.end_mono_ns))
+            _log_changes(log, cell, result.link_changes)
             say(
                 f"{cell.name}: {result.completed} completed, {result.failed} failed, "
                 f"{result.unsent} unsent"
             )
+        after, failures = fidelity_after(link)
+        log.change(link_check_after=after, link_failures=(*log.manifest.link_failures, *failures))
 
 
-def _check_link(scenario: Scenario, link: TestLink, log: ManifestLog) -> None:
-    """Measure the link before the run; what it misses goes into the verdict."""
-    check = link.verify()
-    scale = scenario.scale
+def _log_changes(log: ManifestLog, cell: Cell, changes: Sequence[Applied]) -> None:
+    """What a varying link became and when, in wall seconds from the load's start."""
+    rows = [{"cell": cell.name, **dataclasses.asdict(change)} for change in changes]
     log.change(
-        link_backend=link.backend,
-        link_requested=_link_units(scenario.link, link.spec),
-        link_applied=_link_units(
-            link.applied.scaled(1 / scale.time, 1 / scale.bytes), link.applied
-        ),
-        link_check=msgspec.to_builtins(check) | {"rtt_tolerance_s": RTT_TOLERANCE_WALL_S},
-        link_failures=(
-            *_left_out(link),
-            *link_failures(check, link.applied, rtt_tolerance_s=RTT_TOLERANCE_WALL_S),
-        ),
-        link_notes=tuple(link.notes),
+        link_changes=(*log.manifest.link_changes, *rows),
+        link_failures=(*log.manifest.link_failures, *late_changes(changes)),
     )
-
-
-def _left_out(link: TestLink) -> list[str]:
-    """What was asked of the link and this backend does not do."""
-    asked, applied = link.spec, link.applied
-    left_out = []
-    if asked.loss != applied.loss:
-        left_out.append(f"a loss of {asked.loss:.3%} was asked for, {applied.loss:.3%} is applied")
-    if asked.jitter_s != applied.jitter_s:
-        left_out.append(
-            f"a jitter of {asked.jitter_s * 1e6:.0f} us of wall time was asked for, "
-            f"{applied.jitter_s * 1e6:.0f} us is applied"
-        )
-    return [f"{reason} by the {link.backend}" for reason in left_out]
-
-
-def _link_units(spec: LinkSpec, wire: LinkSpec) -> dict[str, Any]:
-    """A link in scenario units, and as it stands on the wire."""
-    return {
-        "rate_bytes_per_s": spec.rate_bytes_per_s,
-        "rtt_s": spec.rtt_s,
-        "jitter_s": spec.jitter_s,
-        "loss": spec.loss,
-        "rate_wire_bytes_per_s": wire.rate_bytes_per_s,
-        "rtt_wall_s": wire.rtt_s,
-        "jitter_wall_s": wire.jitter_s,
-    }
 
 
 def _manifest(prepared: Prepared, run: RunDirectory, repeats: int) -> Manifest:

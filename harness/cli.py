@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from harness import __version__
 from harness.core import PrfaasError
-from harness.verbs import bench, model, profile, report, schema
+from harness.verbs import bench, doctor, link, model, plan, profile, report, schema
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in (bench, model, profile, report, schema):
+    for verb in (bench, doctor, link, model, plan, profile, report, schema):
         verb.add(verbs)
     return parser

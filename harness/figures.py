@@ -219,17 +219,20 @@ def link_table(manifest: Manifest) -> pd.DataFrame:
     asked, applied = manifest.link_requested or {}, manifest.link_applied or {}
     check = manifest.link_check or {}
     time_scale, per_s = manifest.time_scale, manifest.byte_scale / manifest.time_scale
-    rate, gbit = "rate_bytes_per_s", 1.0 / GBIT_BYTES
+    gbit = 1.0 / GBIT_BYTES
+    # Of a link that was recorded as alike in both directions.
+    rate, rate_wire = "rate_bytes_per_s", "rate_wire_bytes_per_s"
     rows: list[dict[str, object]] = []
     for way, direction in (("PrfaaS to PD", "far_to_near"), ("PD to PrfaaS", "near_to_far")):
-        measured = check.get(f"rate_{direction}_bytes_per_s")
+        key, wire = f"rate_{direction}_bytes_per_s", f"rate_{direction}_wire_bytes_per_s"
+        measured = check.get(key)
         rows.append(
             {
                 "link": f"rate {way} (Gbit/s)",
-                "asked for": scaled(asked.get(rate), gbit),
-                "applied": scaled(applied.get(rate), gbit),
+                "asked for": scaled(asked.get(key, asked.get(rate)), gbit),
+                "applied": scaled(applied.get(key, applied.get(rate)), gbit),
                 "measured": scaled(measured, per_s * gbit),
-                "on the wire: applied": scaled(applied.get("rate_wire_bytes_per_s"), gbit),
+                "on the wire: applied": scaled(applied.get(wire, applied.get(rate_wire)), gbit),
                 "on the wire: measured": scaled(measured, gbit),
             }
         )

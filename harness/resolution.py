@@ -7,10 +7,12 @@ Each function takes validated tables and raises ScenarioError, one paragraph tha
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from harness.core import ScenarioError
 from harness.datafile import nearest, printable
-from harness.deployment import Deployment
+from harness.deployment import Deployment, PdCluster, PrfaasCluster
 from harness.lognormal import TruncatedLogNormal
 from harness.scenario_file import (
     MAX_REQUESTS,
@@ -21,7 +23,11 @@ from harness.scenario_file import (
 )
 from harness.settings import Load, Workload
 from harness.trace import Trace
-from netem.link import LinkError, LinkSpec, load_profile, profile_names
+from netem.link import LinkError, LinkSpec, symmetric
+from netem.link_file import LinkProfile, profile_names, read_link_file, read_profile
+from netem.loss import IndependentLoss
+from netem.variation import LinkSchedule
+from netem.variation_file import read_schedule, schedule_of
 
 #: Less of the untruncated law than this inside the bounds is a mistake in mu, sigma or the bounds.
 _MIN_MASS = 1e-6
@@ -50,10 +56,13 @@ def resolve_deployment(
         raise wrong(
             printable(key), where, "a deployment is named by a-z, 0-9 and _, a letter first"
         )
-    for role, asked in (
+    asked_for = [
         ("prfaas_hardware", table.prfaas_hardware),
         ("pd_hardware", table.pd_hardware),
-    ):
+        *((f"more_prfaas.{i}.hardware", c.hardware) for i, c in enumerate(table.more_prfaas)),
+        *((f"more_pd.{i}.hardware", c.hardware) for i, c in enumerate(table.more_pd)),
+    ]
+    for role, asked in asked_for:
         if asked is not None and asked not in hardware:
             near = nearest(asked, hardware)
             hint = f"did you mean {near!r}?" if near else f"defined: {', '.join(hardware)}"
@@ -66,6 +75,14 @@ def resolve_deployment(
         num_decode=table.num_decode,
         prfaas_hardware=table.prfaas_hardware,
         pd_hardware=table.pd_hardware,
+        more_prfaas=tuple(
+            PrfaasCluster(one.hardware, one.num_instances, one.link_rate)
+            for one in table.more_prfaas
+        ),
+        more_pd=tuple(
+            PdCluster(one.hardware, one.num_prefill, one.num_decode, one.link_rate)
+            for one in table.more_pd
+        ),
     )
     if fault := deployment.fault():
         raise wrong(f"{key}.{fault[0]}", where, fault[1])
@@ -73,36 +90,87 @@ def resolve_deployment(
     return deployment if deployment.num_prefill else replace(deployment, threshold_tokens=None)
 
 
-def resolve_link(table: LinkTable, where: str) -> LinkSpec:
-    """The named profile, if any, with the table's own values laid over it."""
+def resolve_link(table: LinkTable, where: str, folder: Path) -> LinkSpec:
+    """The named profile or file, if any, with the table's own values laid over both directions.
+
+    A ``file`` is relative to ``folder``.
+    """
     if table.profile is not None and table.profile not in profile_names():
         near = nearest(table.profile, list(profile_names()))
         hint = f" (did you mean {near!r}?)" if near else ""
         why = f"there is no such link profile{hint}; profiles: {', '.join(profile_names())}"
         raise wrong("link.profile", where, f"{why}; got {table.profile!r}")
-    limit_packets = table.limit_packets
-    own = (table.rate, table.rtt, table.jitter, table.loss, limit_packets)
+    if table.profile is not None and table.file is not None:
+        raise wrong("link.file", where, "a link has a profile or a file, not both")
+    own = _own_values(table)
+    cap = table.per_flow_cap
     try:
         if table.profile is not None:
-            base = load_profile(table.profile)
-            if any(value is not None for value in own):
-                base = replace(base, name=f"{base.name}, changed")
+            base = _steady(read_profile(table.profile), table.vary)
+        elif table.file is not None:
+            base = _steady(read_link_file(folder / table.file), table.vary)
         else:
             for key, value in (("rate", table.rate), ("rtt", table.rtt)):
                 if value is None:
-                    raise missing(f"link.{key}", where, "without a 'link.profile' a link needs it")
-            base = LinkSpec(name="custom", rate_bytes_per_s=_number(table.rate), rtt_s=0.0)
+                    why = "without a 'link.profile' or a 'link.file' a link needs it"
+                    raise missing(f"link.{key}", where, why)
+            base = symmetric("custom", _number(table.rate), 0.0)
+        if (table.profile or table.file) and (own or cap is not None):
+            base = replace(base, name=f"{base.name}, changed")
+        if cap is not None:
+            base = replace(base, per_flow_cap_bytes_per_s=cap)
         # One replacement: jitter is checked against the round trip that goes with it.
-        return replace(
-            base,
-            rate_bytes_per_s=_either(table.rate, base.rate_bytes_per_s),
-            rtt_s=_either(table.rtt, base.rtt_s),
-            jitter_s=_either(table.jitter, base.jitter_s),
-            loss=_either(table.loss, base.loss),
-            limit_packets=base.limit_packets if limit_packets is None else limit_packets,
-        )
+        return base.both(**own)
     except LinkError as error:
-        raise wrong("link", where, str(error)) from error
+        raise wrong("link", where, str(error).removesuffix(".")) from error
+
+
+def resolve_link_schedule(
+    table: LinkTable, where: str, folder: Path, duration_s: float
+) -> LinkSchedule | None:
+    """How the link changes during a run of ``duration_s``; None where it does not."""
+    if table.vary and table.schedule is not None:
+        raise wrong("link.schedule", where, "link.vary brings a schedule of its own; give one")
+    try:
+        if table.schedule is not None:
+            return read_schedule(folder / table.schedule, duration_s)
+        if not table.vary:
+            return None
+        if table.profile is not None:
+            profile = read_profile(table.profile)
+        elif table.file is not None:
+            profile = read_link_file(folder / table.file)
+        else:
+            profile = None
+        if profile is None or not profile.variation:
+            raise wrong("link.vary", where, "the link has no profile or file with a variation")
+        base = folder if table.file is None else (folder / table.file).parent
+        return schedule_of(profile.variation, f"the link {profile.spec.name}", duration_s, base)
+    except LinkError as error:
+        raise wrong("link.schedule", where, str(error).removesuffix(".")) from error
+
+
+def _steady(profile: LinkProfile, varies: bool) -> LinkSpec:
+    """A link as it starts, which says that a run does not vary it."""
+    if not profile.variation or varies:
+        return profile.spec
+    left_out = f"the variation of {profile.spec.name} ({', '.join(profile.variation)})"
+    note = f"{left_out} is not applied in a run: the link stays as it starts"
+    return replace(profile.spec, not_applied=(note,))
+
+
+def _own_values(table: LinkTable) -> dict[str, Any]:
+    """The fields of a direction that the table itself gives."""
+    values = {
+        "rate_bytes_per_s": table.rate,
+        "delay_s": None if table.rtt is None else table.rtt / 2,
+        "jitter_s": table.jitter,
+        "limit_packets": table.limit_packets,
+    }
+    own: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    if table.loss is not None:
+        own["loss"] = IndependentLoss(table.loss) if table.loss else None
+    return own
 
 
 def check_workload(workload: WorkloadTable, load: LoadTable, where: str) -> None:
@@ -284,10 +352,6 @@ def output_law(workload: Workload) -> TruncatedLogNormal:
         workload.output_min_tokens,
         workload.output_max_tokens,
     )
-
-
-def _either(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _number(value: float | None) -> float:

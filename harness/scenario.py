@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.architecture import load_architecture
-from harness.core import ScenarioError
+from harness.core import Role, ScenarioError
 from harness.datafile import printable
 from harness.deployment import Deployment
 from harness.profile_file import load_profile
@@ -22,16 +22,19 @@ from harness.resolution import (
     check_workload,
     resolve_deployment,
     resolve_link,
+    resolve_link_schedule,
     synthetic,
     traced,
     wrong,
 )
 from harness.scenario_file import ScenarioFile, json_schema, read_scenario_file
 from harness.settings import (
+    Cost,
     Fabric,
     Hardware,
     Load,
     Model,
+    Prefix,
     Scale,
     Scheduling,
     Slo,
@@ -41,6 +44,7 @@ from harness.settings import (
 )
 from harness.trace import read_trace
 from netem.link import LinkError, LinkSpec
+from netem.variation import LinkSchedule
 
 __all__ = [
     "Deployment",
@@ -57,6 +61,7 @@ __all__ = [
     "Workload",
     "check_scenario",
     "deployment_gpus",
+    "extrapolated_hardware",
     "json_schema",
     "load_scenario",
     "scenario_hash",
@@ -74,9 +79,12 @@ class Scenario:
     hardware: dict[str, Hardware]
     workload: Workload
     load: Load
+    prefix: Prefix
+    cost: Cost
     slo: Slo
     scale: Scale
     link: LinkSpec
+    link_schedule: LinkSchedule | None
     fabric: Fabric
     scheduling: Scheduling
     transport: Transport
@@ -95,9 +103,9 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
     if overrides:
         where += f" with --set {', --set '.join(printable(flag) for flag in overrides[:4])}"
     deployments = _deployments(file, where)
-    link = resolve_link(file.link, where)
+    link = resolve_link(file.link, where, path.parent)
     check_workload(file.workload, file.load, where)
-    architecture = load_architecture(path.parent / file.model.architecture)
+    architecture = load_architecture(path.parent / file.model.architecture, file.model.kv_dtype)
     workload, load = _workload(file, path.parent)
     scenario = Scenario(
         name=file.name or _name_of(path),
@@ -106,9 +114,12 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
         hardware=_hardware(file, path.parent),
         workload=workload,
         load=load,
+        prefix=Prefix(file.prefix.model, file.prefix.agent_share, file.prefix.cached_fraction),
+        cost=Cost(file.cost.link_price_per_gb, file.cost.link_price_per_gbps_month),
         slo=Slo(file.slo.tpot, file.slo.ttft),
         scale=Scale(file.scale.time, file.scale.bytes),
         link=link,
+        link_schedule=resolve_link_schedule(file.link, where, path.parent, _longest_s(load)),
         fabric=Fabric(file.fabric.rate),
         scheduling=Scheduling(
             admission=file.scheduling.admission,
@@ -158,24 +169,86 @@ def check_scenario(scenario: Scenario, where: str) -> None:
 def _check_coverage(scenario: Scenario, deployment: Deployment, where: str) -> None:
     """Every hardware that prefills covers every length, since thresholds are searched over all."""
     workload = scenario.workload
-    used = {(i.hardware, i.role): None for i in deployment.instances()}  # a dict keeps the order
-    for name, role in used:
+    _check_decodes(scenario, deployment, where)
+    for name, role in _uses(deployment):
         profile = scenario.hardware[name].profile
         if role == "decode":
+            assert profile.decode_max_batch is not None, "it decodes"
             longest = workload.max_tokens + workload.output_max_tokens
             for batch, context in ((1, workload.min_tokens), (profile.decode_max_batch, longest)):
                 profile.decode_step_s(batch, context)
             continue
         low, high = profile.covered_tokens
-        for tokens in (workload.min_tokens, workload.max_tokens):
-            if not low <= tokens <= high:
+        for tokens in _uncached_tokens(scenario):
+            if not low <= tokens <= high and profile.extrapolate is None:
                 raise ScenarioError(
                     f"Deployment {deployment.name!r} of {where} prefills on hardware {name!r}, "
                     f"whose profile file {profile.path} covers {low} to {high} new tokens, but "
                     f"the workload can produce a prompt of {tokens} tokens; costs are not "
-                    "extrapolated. Add points to the profile, or bound the workload's lengths "
-                    "(workload.min_tokens, workload.max_tokens, or another trace)."
+                    "extrapolated. Add points to the profile, bound the workload's lengths "
+                    "(workload.min_tokens, workload.max_tokens, or another trace), or ask for "
+                    f'hardware.{name}.extrapolate = "end_slope".'
                 )
+
+
+def _check_decodes(scenario: Scenario, deployment: Deployment, where: str) -> None:
+    for name, role in _uses(deployment):
+        profile = scenario.hardware[name].profile
+        if role == "decode" and not profile.can_decode:
+            raise ScenarioError(
+                f"Deployment {deployment.name!r} of {where} decodes on hardware {name!r}, but its "
+                f"profile file {profile.path} is of prefill only (no 'decode' section). Name "
+                "hardware that can decode, or add decode points to the profile."
+            )
+
+
+def extrapolated_hardware(scenario: Scenario) -> tuple[str, ...]:
+    """A sentence for each hardware whose prefill costs are used beyond their points.
+
+    Every output that rests on such costs shows them. Empty for a scenario inside its profiles.
+    """
+    shortest, longest = _uncached_tokens(scenario)
+    prefills = {
+        name: None
+        for deployment in scenario.deployments.values()
+        for name, role in _uses(deployment)
+        if role == "prefill"
+    }
+    told = []
+    for name in prefills:
+        profile = scenario.hardware[name].profile
+        low, high = profile.covered_tokens
+        beyond = []
+        if shortest < low:
+            beyond.append(f"kept at those of {low} tokens down to {shortest}")
+        if longest > high:
+            beyond.append(f"continued with the slope at {high} tokens up to {longest}")
+        if beyond:
+            told.append(
+                f"hardware {name}: prefill costs are extrapolated ({profile.extrapolate}): "
+                f"{' and '.join(beyond)}; the profile {profile.name} covers {low} to {high}"
+            )
+    return tuple(told)
+
+
+def _uses(deployment: Deployment) -> dict[tuple[str, Role], None]:
+    """Each (hardware, role) of a deployment once, prefill first."""
+    far, near = deployment.prfaas_clusters(0.0), deployment.pd_clusters(0.0)
+    prefill: list[tuple[str, Role]] = [(one.hardware, "prefill") for one in far]
+    prefill += [(one.hardware, "prefill") for one in near if one.num_prefill]
+    decode: list[tuple[str, Role]] = [(one.hardware, "decode") for one in near if one.num_decode]
+    return dict.fromkeys(prefill + decode)
+
+
+def _uncached_tokens(scenario: Scenario) -> tuple[int, int]:
+    """Fewest and most tokens that a prefill may have to compute."""
+    workload, prefix = scenario.workload, scenario.prefix
+    fewest = workload.min_tokens
+    if prefix.model == "trace":
+        fewest = 1
+    elif prefix.model == "share" and prefix.agent_share > 0:
+        fewest = max(1, int(fewest * (1 - prefix.cached_fraction)))
+    return fewest, workload.max_tokens
 
 
 def deployment_gpus(scenario: Scenario, name: str) -> dict[str, int]:
@@ -223,6 +296,12 @@ def _without_paths(value: object) -> object:
     return value
 
 
+def _longest_s(load: Load) -> float:
+    """No load lasts longer, but for the chance of its gaps; what repeats on a link ends then."""
+    count = load.num_requests or 1
+    return 60 + 2 * (load.duration_s or count / load.rate_req_per_s)
+
+
 def _name_of(path: Path) -> str:
     """The file's name as far as it can name a folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:64] or "scenario"
@@ -243,7 +322,7 @@ def _hardware(file: ScenarioFile, folder: Path) -> dict[str, Hardware]:
     return {
         name: Hardware(
             name=name,
-            profile=load_profile(folder / table.profile),
+            profile=load_profile(folder / table.profile, table.extrapolate),
             price_usd_per_gpu_hour=table.price_usd_per_gpu_hour,
             relative_price=table.relative_price,
         )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import WithJsonSchema as JsonSchema
 
+from harness.attention import DEFAULT_KV_DTYPE, KvDtype
 from harness.core import ScenarioError
 from harness.datafile import explain, printable, read_text_file
 from netem.units import (
@@ -45,6 +46,7 @@ PositiveDuration = Annotated[float, Field(gt=0, le=_MAX_S), *_DURATION]
 StateDuration = Annotated[float, Field(ge=1e-3, le=_MAX_S), *_DURATION]
 Rate = Annotated[float, Field(ge=125, le=1e18), *_RATE]
 Loss = Annotated[float, Field(ge=0, lt=1), *_FRACTION]
+Share = Annotated[float, Field(ge=0, le=1), *_FRACTION]
 ChunkSize = Annotated[int, Field(ge=1024, le=64 * 1024 * 1024), *_SIZE]
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -52,6 +54,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 Price = Annotated[float, Field(gt=0, le=1e6)]
+FreePrice = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class _Table(BaseModel):
@@ -63,6 +66,8 @@ class _Table(BaseModel):
 class ModelTable(_Table):
     architecture: PathText
     """Architecture file (JSON), relative to the scenario file."""
+    kv_dtype: KvDtype = DEFAULT_KV_DTYPE
+    """Type of the KV that is held and moved; a recurrent state is fp32 with either."""
 
 
 class HardwareTable(_Table):
@@ -71,6 +76,8 @@ class HardwareTable(_Table):
     price_usd_per_gpu_hour: Price | None = None
     relative_price: Price | None = None
     """Price per GPU in any unit, where none in USD is known; only ratios count."""
+    extrapolate: Literal["end_slope"] | None = None
+    """How prefill costs go on beyond the profile's points; left out, such lengths are refused."""
 
 
 class WorkloadTable(_Table):
@@ -112,6 +119,27 @@ class LoadTable(_Table):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
 
 
+class PrefixTable(_Table):
+    """Cached prefixes, for the planner: bench and simulate keep no prefix cache yet."""
+
+    model: Literal["none", "share", "trace"] = "none"
+    """share: agent_share and cached_fraction; trace: an unlimited cache over its hash ids."""
+    agent_share: Share = Field(default="0%", validate_default=True)
+    """Share of the requests that continue a conversation and find a prefix cached."""
+    cached_fraction: Share = Field(default="80%", validate_default=True)
+    """Share of such a request's prompt that is cached."""
+
+
+class CostTable(_Table):
+    """What the link costs, in the unit of the hardware's prices: USD, or that of relative_price
+    (then a GPU hour of relative_price 1). Both parts add up."""
+
+    link_price_per_gb: FreePrice = 0.0
+    """Per decimal GB that crosses."""
+    link_price_per_gbps_month: FreePrice = 0.0
+    """Per Gbit/s of link.rate and month of 730 hours, used or not."""
+
+
 class SloTable(_Table):
     tpot: PositiveDuration
     """Time per output token, (t_last - t_first) / (n - 1)."""
@@ -126,15 +154,24 @@ class ScaleTable(_Table):
 
 
 class LinkTable(_Table):
-    """A named profile, or ``rate`` and ``rtt``; keys beside a profile replace its values."""
+    """A named profile, a link file, or ``rate`` and ``rtt``; keys beside a profile or a file
+    replace its values in both directions."""
 
     profile: Name | None = None
+    file: PathText | None = None
+    """A link file (see netem/link_file.py): each direction its own, loss in bursts and more."""
     rate: Rate | None = None
     rtt: Duration | None = None
     """Round trip; each direction delays by half of it."""
     jitter: Duration | None = None
     loss: Loss | None = None
     limit_packets: Annotated[int, Field(ge=1, lt=2**32)] | None = None
+    per_flow_cap: Rate | None = None
+    """What one connection gets at most, each way."""
+    vary: bool = False
+    """Run the variation of the profile or file: bursts, dips, the time of day."""
+    schedule: PathText | None = None
+    """A file of changes (TOML or CSV), in scenario time from the start of the load."""
 
 
 class FabricTable(_Table):
@@ -160,6 +197,23 @@ class TransportTable(_Table):
     """Bytes of one frame, on the wire."""
 
 
+class PrfaasClusterTable(_Table):
+    """A further PrfaaS cluster with an egress link of its own."""
+
+    hardware: Name
+    num_instances: Annotated[int, Field(ge=1, le=1024)]
+    link_rate: Rate
+
+
+class PdClusterTable(_Table):
+    """A further PD cluster with an ingress link of its own."""
+
+    hardware: Name
+    num_prefill: Count = 0
+    num_decode: Annotated[int, Field(ge=1, le=1024)]
+    link_rate: Rate
+
+
 class DeploymentTable(_Table):
     threshold_tokens: Annotated[int, Field(ge=0, le=2**24)] | None = None
     """Longer prompts are prefilled by PrfaaS (t)."""
@@ -168,6 +222,9 @@ class DeploymentTable(_Table):
     num_decode: Count
     prfaas_hardware: Name | None = None
     pd_hardware: Name
+    more_prfaas: Annotated[list[PrfaasClusterTable], Field(max_length=64)] = []
+    """Further clusters are planned by prfaas plan; bench and simulate refuse them."""
+    more_pd: Annotated[list[PdClusterTable], Field(max_length=64)] = []
 
 
 class TestbedTable(_Table):
@@ -189,6 +246,7 @@ class ScenarioFile(_Table):
     model: ModelTable
     hardware: Annotated[dict[str, HardwareTable], Field(min_length=1, max_length=16)]
     workload: WorkloadTable
+    prefix: PrefixTable = Field(default_factory=PrefixTable)
     load: LoadTable
     slo: SloTable
     scale: ScaleTable = Field(default_factory=ScaleTable)
@@ -196,6 +254,7 @@ class ScenarioFile(_Table):
     fabric: FabricTable = Field(default_factory=FabricTable)
     scheduling: SchedulingTable = Field(default_factory=SchedulingTable)
     transport: TransportTable = Field(default_factory=TransportTable)
+    cost: CostTable = Field(default_factory=CostTable)
     deployments: Annotated[dict[str, DeploymentTable], Field(min_length=1, max_length=16)]
     testbed: TestbedTable = Field(default_factory=TestbedTable)
 
@@ -236,11 +295,13 @@ def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:
 def _override(document: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """Lay ``overrides`` over ``document``; returns each flag as given by its dotted key.
 
-    ``link.profile`` replaces the file's whole link, whose keys would else win over the profile's.
+    ``link.profile`` and ``link.file`` replace the scenario's whole link, whose keys would else win
+    over theirs.
     """
     if len(overrides) > MAX_OVERRIDES:
         raise ScenarioError(f"At most {MAX_OVERRIDES} --set flags are read, not {len(overrides)}.")
-    if any(flag.partition("=")[0].strip() == "link.profile" for flag in overrides):
+    whole = ("link.profile", "link.file")
+    if any(flag.partition("=")[0].strip() in whole for flag in overrides):
         document["link"] = {}
     flags: dict[str, str] = {}
     for flag in overrides:

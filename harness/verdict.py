@@ -158,6 +158,11 @@ def _run_notes(run: RunDirectory, manifest: Manifest) -> Iterator[str]:
     yield from manifest.notes
     for note in manifest.link_notes:
         yield f"link: {note}"
+    if manifest.link_changes:
+        yield (
+            f"link: it changed {len(manifest.link_changes)} times while load ran, as asked; the "
+            "simulation's link is steady, so differences from it are of that too"
+        )
     met = read_notes(run)
     for name in met.get("truncated", {}):
         yield f"{name} ends in the middle of a line, which is left out"

@@ -1,109 +1,107 @@
-"""One direction of a link as arithmetic: no clock, no socket, randomness from an explicit seed.
+"""The bottleneck and the way of one direction as arithmetic: no clock, no socket, a given seed.
 
 A packet of ``n`` bytes offered at time ``t`` leaves the bottleneck at the virtual finish time
 ``f = max(t, f_previous) + n / rate`` and arrives at ``a = max(a_previous, f + delay + u)`` with
-``u`` uniform in +-jitter; the maximum keeps the order. A packet that would bring the line to more
-than ``limit_packets`` (waiting and travelling) is dropped, as is one that meets a loss.
+``u`` a draw of the jitter; the maximum keeps the order. A packet that overtakes arrives at ``f``:
+it queues as the others do and skips the way. One that would bring the line to more than
+``limit_packets`` (waiting and travelling) is dropped.
 
-Independent loss with probability p is drawn as the number of packets until the next loss, which
-is geometric: ``floor(ln(U) / ln(1 - p))``. One draw a loss instead of one a packet, and a large
-segmentation-offload packet is charged for every MTU packet it stands for.
+With a slot the way is open at instants: the first packet that comes after the last slot opened
+waits a uniform time between ``min_delay_s`` and ``max_delay_s`` for the next, and those behind it
+go with it until the slot's packets or bytes are used up, when the one after it is drawn.
+
+When the direction changes, what waits in the queue leaves at the new rate from then on; what has
+left the bottleneck keeps the delay it was given.
 """
 
 import math
-import random
 from collections import deque
-from typing import Generic, TypeVar
+from random import Random
+from typing import Generic, NamedTuple, TypeVar
+
+from netem.jitter import Jitter
+from netem.link import Direction, Slot
 
 Item = TypeVar("Item")
 
 
+class _Held(NamedTuple, Generic[Item]):
+    arrival_s: float
+    finish_s: float
+    wire_bytes: int
+    packets: int
+    item: Item
+
+
 class DelayLine(Generic[Item]):
-    """A FIFO of items with their arrival times, in seconds of one monotonic clock."""
+    """A queue of items with their arrival times, in seconds of one monotonic clock."""
 
-    __slots__ = (
-        "_arrival_s",
-        "_free_at_s",
-        "_held",
-        "_random",
-        "_until_loss",
-        "bytes_total",
-        "delay_s",
-        "dropped_total",
-        "held_bytes",
-        "held_packets",
-        "jitter_s",
-        "limit_packets",
-        "loss",
-        "packets_total",
-        "rate_bytes_per_s",
-    )
-
-    def __init__(
-        self,
-        rate_bytes_per_s: float,
-        delay_s: float,
-        jitter_s: float = 0.0,
-        loss: float = 0.0,
-        limit_packets: int = 1000,
-        seed: int = 0,
-    ) -> None:
-        self.rate_bytes_per_s, self.delay_s, self.jitter_s = rate_bytes_per_s, delay_s, jitter_s
-        self.loss, self.limit_packets = loss, limit_packets
+    def __init__(self, direction: Direction, limit_packets: int, seed: str = "") -> None:
+        self.direction, self.limit_packets = direction, limit_packets
         #: What arrived at the other end; drops are in neither.
         self.bytes_total = self.packets_total = self.dropped_total = 0
         #: What the line holds now, waiting or travelling.
         self.held_bytes = self.held_packets = 0
-        self._held: deque[tuple[float, int, int, Item]] = deque()
+        self._in_order: deque[_Held[Item]] = deque()
+        self._overtaking: deque[_Held[Item]] = deque()
         self._free_at_s = self._arrival_s = -math.inf
-        self._random = random.Random(seed)
-        self._until_loss = self._draw_gap()
+        self._jitter = Jitter(direction, Random(f"{seed} jitter"))
+        self._slots = _Slots(direction.slot, Random(f"{seed} slot"))
 
-    def lost(self, packets: int) -> tuple[int, ...]:
-        """Which of the next ``packets`` packets are lost, by index; they are counted as dropped."""
-        if self._until_loss >= packets:
-            self._until_loss -= packets
-            return ()
-        losses, position = [], 0
-        while position + self._until_loss < packets:
-            position += int(self._until_loss)
-            losses.append(position)
-            position += 1
-            self._until_loss = self._draw_gap()
-        self._until_loss -= packets - position
-        self.dropped_total += len(losses)
-        return tuple(losses)
+    @property
+    def room_packets(self) -> int:
+        """How many packets more the line takes."""
+        return max(0, self.limit_packets - self.held_packets)
 
-    def push(self, item: Item, wire_bytes: int, packets: int, now_s: float) -> bool:
+    def push(
+        self, item: Item, wire_bytes: int, packets: int, now_s: float, *, overtakes: bool = False
+    ) -> bool:
         """Offer an item; False when the queue limit drops it."""
-        if self.held_packets + packets > self.limit_packets and self.held_packets:
+        if packets > self.room_packets:
             self.dropped_total += packets
             return False
-        finish_s = max(now_s, self._free_at_s) + wire_bytes / self.rate_bytes_per_s
+        finish_s = max(now_s, self._free_at_s) + wire_bytes / self.direction.rate_bytes_per_s
         self._free_at_s = finish_s
-        arrival_s = finish_s + self.delay_s
-        if self.jitter_s:
-            arrival_s += self._random.uniform(-self.jitter_s, self.jitter_s)
-        self._arrival_s = max(self._arrival_s, arrival_s)
-        self._held.append((self._arrival_s, wire_bytes, packets, item))
+        if overtakes:
+            self._overtaking.append(_Held(finish_s, finish_s, wire_bytes, packets, item))
+        else:
+            travelled_s = finish_s + max(0.0, self.direction.delay_s + self._jitter.draw_s())
+            open_s = self._slots.pass_s(max(self._arrival_s, travelled_s), wire_bytes, packets)
+            self._arrival_s = open_s
+            self._in_order.append(_Held(open_s, finish_s, wire_bytes, packets, item))
         self.held_bytes += wire_bytes
         self.held_packets += packets
         return True
 
     def next_arrival_s(self) -> float | None:
         """When the first held item arrives; None when the line is empty."""
-        return self._held[0][0] if self._held else None
+        source = self._first()
+        return source[0].arrival_s if source else None
 
     def pop(self, now_s: float) -> Item | None:
         """The next item that has arrived by ``now_s``."""
-        if not self._held or self._held[0][0] > now_s:
+        source = self._first()
+        if not source or source[0].arrival_s > now_s:
             return None
-        _, wire_bytes, packets, item = self._held.popleft()
-        self.held_bytes -= wire_bytes
-        self.held_packets -= packets
-        self.bytes_total += wire_bytes
-        self.packets_total += packets
-        return item
+        held = source.popleft()
+        self.held_bytes -= held.wire_bytes
+        self.held_packets -= held.packets
+        self.bytes_total += held.wire_bytes
+        self.packets_total += held.packets
+        return held.item
+
+    def change(self, direction: Direction, limit_packets: int, now_s: float) -> None:
+        """Go on as ``direction`` from ``now_s``; nothing held is lost, whatever the new limit."""
+        stretch = self.direction.rate_bytes_per_s / direction.rate_bytes_per_s
+        self.direction, self.limit_packets = direction, limit_packets
+        self._jitter.change(direction)
+        self._slots.change(direction.slot)
+        if stretch == 1:
+            return
+        self._free_at_s = _stretched(self._free_at_s, now_s, stretch)
+        self._overtaking = deque(self._requeued(self._overtaking, now_s, stretch))
+        self._in_order = deque(self._requeued(self._in_order, now_s, stretch))
+        self._arrival_s = self._in_order[-1].arrival_s if self._in_order else -math.inf
 
     def counters(self) -> dict[str, int]:
         return {
@@ -113,8 +111,56 @@ class DelayLine(Generic[Item]):
             "queued_bytes": self.held_bytes,
         }
 
-    def _draw_gap(self) -> float:
-        if self.loss <= 0:
-            return math.inf
-        # 1 - random() lies in (0, 1], so the logarithm exists.
-        return math.floor(math.log(1.0 - self._random.random()) / math.log1p(-self.loss))
+    def _first(self) -> deque[_Held[Item]]:
+        """The queue whose head arrives next; an empty one when nothing is held."""
+        if not self._overtaking:
+            return self._in_order
+        if not self._in_order or self._overtaking[0].arrival_s < self._in_order[0].arrival_s:
+            return self._overtaking
+        return self._in_order
+
+    def _requeued(
+        self, queue: deque[_Held[Item]], now_s: float, stretch: float
+    ) -> list[_Held[Item]]:
+        """The queue with the remaining time at the bottleneck stretched, in order as before."""
+        requeued, last_s = [], -math.inf
+        for held in queue:
+            finish_s = _stretched(held.finish_s, now_s, stretch)
+            last_s = max(last_s, held.arrival_s + finish_s - held.finish_s)
+            requeued.append(_Held(last_s, finish_s, held.wire_bytes, held.packets, held.item))
+        return requeued
+
+
+class _Slots:
+    """When a path that opens in slots lets a packet pass; at once without a slot."""
+
+    def __init__(self, slot: Slot | None, random: Random) -> None:
+        self._slot, self._random = slot, random
+        self._opens_s = -math.inf
+        self._packets_left = self._bytes_left = math.inf
+
+    def change(self, slot: Slot | None) -> None:
+        if slot != self._slot:
+            self._slot, self._opens_s = slot, -math.inf
+
+    def pass_s(self, due_s: float, wire_bytes: int, packets: int) -> float:
+        if self._slot is None:
+            return due_s
+        if self._opens_s < due_s:
+            self._open_after(due_s, self._slot)
+        passed_s = self._opens_s
+        self._packets_left -= packets
+        self._bytes_left -= wire_bytes
+        if self._packets_left <= 0 or self._bytes_left <= 0:
+            self._open_after(passed_s, self._slot)
+        return passed_s
+
+    def _open_after(self, at_s: float, slot: Slot) -> None:
+        self._opens_s = at_s + self._random.uniform(slot.min_delay_s, slot.max_delay_s)
+        self._packets_left = slot.packets or math.inf
+        self._bytes_left = slot.bytes or math.inf
+
+
+def _stretched(instant_s: float, now_s: float, stretch: float) -> float:
+    """What still lies ahead of ``now_s`` takes ``stretch`` times as long."""
+    return now_s + (instant_s - now_s) * stretch if instant_s > now_s else instant_s

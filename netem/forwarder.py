@@ -1,43 +1,49 @@
 """A packet forwarder between two TUN devices, one in each site: its own process.
 
-    python -m netem.forwarder NEAR_FD FAR_FD < {"rate_bytes_per_s": ..., ...} + requests
+    python -m netem.forwarder NEAR_FD FAR_FD < {"seed", "near_to_far", "far_to_near"} + requests
 
 Both descriptors are TUN devices with IFF_VNET_HDR and TCP segmentation offload, so that one
-``read`` carries up to 64 KiB (see ``netem.segments``). Frames pass through one ``DelayLine`` per
-direction. The first line of standard input is the configuration; every later line is a request
-that is answered by one JSON line (see ``netem.control``); end of file ends the process, and the
-devices with it, because they are not persistent.
+``read`` carries up to 64 KiB (see ``netem.segments``). Each direction is a ``Way``. The first line
+of standard input is the configuration, with the settings of both directions; every later line is
+a request that is answered by one JSON line (see ``netem.control``): ``{"op": "counters"}``, and
+``{"op": "apply", "near_to_far", "far_to_near"}``, which changes the running link. End of file ends
+the process, and the devices with it, because they are not persistent.
 
-Precision: the loop sleeps in ``select`` until the next arrival. The kernel's timer slack is set
+Precision: the loop sleeps in ``select`` until the next event. The kernel's timer slack is set
 to 1 ns (50 us by default) and, where allowed, the process runs at real-time priority, so a wake-up
 is late by the scheduling latency of the machine, typically 0.02 to 0.1 ms. It sleeps without a
 timeout when nothing is held: no traffic, no CPU.
 """
 
 import errno
+import gc
 import json
 import os
 import select
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from netem.delayline import DelayLine
-from netem.segments import MAX_FRAME_BYTES, measure, without
+from netem.direction_json import settings_from_json
+from netem.segments import MAX_FRAME_BYTES
 from netem.wakeup import wake_precisely
+from netem.way import Way
 
 #: Frames taken from one device before the other is served.
 _BATCH = 32
-#: Write failures that lose the packet, as a full or closed interface does; others are faults.
-_LOSES_PACKET = {errno.ENOBUFS, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.ENETDOWN}
+#: Write failures that lose the packet, as a full or closed interface does, or one that finds fault
+#: with the packet (EINVAL); others are faults.
+_LOSES_PACKET = {
+    errno.ENOBUFS, errno.ENOMEM, errno.EIO, errno.EAGAIN, errno.ENETDOWN, errno.EINVAL,
+}  # fmt: skip
 
 
-class Direction:
+class Carrier:
     """Frames read from one device, written to the other when they arrive."""
 
-    def __init__(self, source: int, target: int, configuration: dict[str, Any], seed: int) -> None:
-        self.source, self.target = source, target
-        self.line: DelayLine[bytes] = DelayLine(**configuration, seed=seed)
+    def __init__(self, source: int, target: int, way: Way) -> None:
+        self.source, self.target, self.way = source, target, way
 
     def take(self) -> None:
         """Read what the source has, at most one batch."""
@@ -46,41 +52,36 @@ class Direction:
                 frame = os.read(self.source, MAX_FRAME_BYTES)
             except BlockingIOError:
                 return
-            wire_bytes, packets = measure(frame)
-            now_s = time.monotonic()
-            lost = self.line.lost(packets)
-            if not lost:
-                self.line.push(frame, wire_bytes, packets, now_s)
-                continue
-            for part in without(frame, lost):
-                self.line.push(part, *measure(part), now_s)
+            self.way.offer(frame, time.monotonic())
 
     def deliver(self) -> None:
         """Write what has arrived."""
-        while (frame := self.line.pop(time.monotonic())) is not None:
+        while (packet := self.way.pop(time.monotonic())) is not None:
             try:
-                os.write(self.target, frame)
+                os.write(self.target, packet.frame)
             except OSError as error:
                 if error.errno not in _LOSES_PACKET:
                     raise
-                self.line.dropped_total += measure(frame)[1]
+                self.way.refused(packet)
 
 
-def forward(near: int, far: int, configuration: dict[str, Any]) -> None:
-    """Forward until standard input ends."""
-    seed = configuration.pop("seed")
-    directions = {
-        "near_to_far": Direction(near, far, configuration, seed),
-        "far_to_near": Direction(far, near, configuration, seed + 1),
+def forward(near: int, far: int, configuration: Mapping[str, Any], requests: int) -> None:
+    """Forward between two non-blocking descriptors until ``requests`` ends."""
+    carriers = {
+        name: Carrier(
+            source,
+            target,
+            Way(settings_from_json(configuration[name]), f"{configuration['seed']} {name}"),
+        )
+        for name, source, target in (("near_to_far", near, far), ("far_to_near", far, near))
     }
-    by_source = {direction.source: direction for direction in directions.values()}
-    requests = sys.stdin.fileno()
+    by_source = {carrier.source: carrier for carrier in carriers.values()}
     watched = [near, far, requests]
     pending = b""
     while True:
-        readable, _, _ = select.select(watched, [], [], _timeout_s(directions))
-        for direction in directions.values():
-            direction.deliver()
+        readable, _, _ = select.select(watched, [], [], _timeout_s(carriers))
+        for carrier in carriers.values():
+            carrier.deliver()
         for descriptor in readable:
             if descriptor != requests:
                 by_source[descriptor].take()
@@ -90,21 +91,27 @@ def forward(near: int, far: int, configuration: dict[str, Any]) -> None:
                 return
             *lines, pending = (pending + received).split(b"\n")
             for line in lines:
-                _answer(line, directions)
+                print(json.dumps(_answer(json.loads(line), carriers)), flush=True)
 
 
-def _timeout_s(directions: dict[str, Direction]) -> float | None:
-    arrivals = [direction.line.next_arrival_s() for direction in directions.values()]
-    waiting = [arrival for arrival in arrivals if arrival is not None]
+def _timeout_s(carriers: dict[str, Carrier]) -> float | None:
+    events = [carrier.way.next_event_s() for carrier in carriers.values()]
+    waiting = [event for event in events if event is not None]
     return max(0.0, min(waiting) - time.monotonic()) if waiting else None
 
 
-def _answer(line: bytes, directions: dict[str, Direction]) -> None:
-    request = json.loads(line)
-    if request != {"op": "counters"}:
-        raise ValueError(f"unknown request {request!r}")
-    answer: dict[str, Any] = {name: d.line.counters() for name, d in directions.items()}
-    print(json.dumps(answer | {"mono_ns": time.monotonic_ns()}), flush=True)
+def _answer(request: dict[str, Any], carriers: dict[str, Carrier]) -> dict[str, Any]:
+    match request:
+        case {"op": "counters"}:
+            answer: dict[str, Any] = {name: one.way.counters() for name, one in carriers.items()}
+            answer["malformed"] = sum(one.way.malformed_total for one in carriers.values())
+            answer["marked"] = sum(one.way.marked_total for one in carriers.values())
+            return answer | {"mono_ns": time.monotonic_ns()}
+        case {"op": "apply"}:
+            for name, carrier in carriers.items():
+                carrier.way.change(settings_from_json(request[name]), time.monotonic())
+            return {"mono_ns": time.monotonic_ns()}
+    raise ValueError(f"unknown request {request!r}")
 
 
 def main() -> None:
@@ -114,10 +121,12 @@ def main() -> None:
         os.close(int(argument))
     os.set_blocking(near, False)
     os.set_blocking(far, False)
+    # Nothing here makes reference cycles, and a collection would stop the packets.
+    gc.disable()
     # Unbuffered, so that select finds the requests that follow on the pipe itself.
     configuration = json.loads(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
     print(json.dumps({"event": "ready", "priority": wake_precisely()}), flush=True)
-    forward(near, far, configuration)
+    forward(near, far, configuration, sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ it. Nothing is mounted under /run/netns, so when the last descriptor and the las
 are gone the kernel removes it and its interfaces, whatever signal ended them. A process is started
 inside by forking from a thread that has entered: Linux namespaces belong to threads, and the
 thread ends right after, so the caller never leaves its own.
+
+Making them needs CAP_SYS_ADMIN. A process without it gets it, over what it makes itself, in a
+user namespace (``enter_user_namespace``), where the kernel lets it have one. That one belongs to
+the whole process, is entered before it has threads, and is not left again.
 """
 
 import ctypes
@@ -25,7 +29,9 @@ from netem.link import LinkError
 
 Result = TypeVar("Result")
 
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
+#: Bits of CapEff in /proc/self/status (linux/capability.h).
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 _SYSCTL = Path("/proc/sys/net")
 #: The kernel refuses larger socket buffers than an int holds; this leaves room for its doubling.
 _MAX_BUFFER_BYTES = 1 << 29
@@ -48,6 +54,93 @@ class Namespace:
 
     def popen(self, argv: list[str], **options: Any) -> "subprocess.Popen[Any]":
         return self.run(lambda: subprocess.Popen(argv, **options))
+
+
+def capabilities_lacking() -> tuple[str, ...]:
+    """What this process would need to make and configure network namespaces, and has not."""
+    status = Path("/proc/self/status").read_text()
+    (held,) = (int(line.split()[1], 16) for line in status.splitlines() if "CapEff" in line)
+    wanted = {"CAP_SYS_ADMIN": _CAP_SYS_ADMIN, "CAP_NET_ADMIN": _CAP_NET_ADMIN}
+    return tuple(name for name, bit in wanted.items() if not held >> bit & 1)
+
+
+def enter_user_namespace() -> None:
+    """Give this process every capability over the namespaces it makes from here on.
+
+    Its user becomes root inside; files keep their owner outside. LinkError where the system does
+    not allow it, or when the process has several threads.
+    """
+    if number := _try_user_namespace():
+        raise LinkError(
+            f"no user namespace can be had ({os.strerror(number)}); {_user_namespace_remedy()}"
+        )
+    try:
+        _unshare_user()
+    except OSError as error:
+        raise LinkError(
+            f"no user namespace can be had ({error.strerror}): enter it before any thread is "
+            "started"
+        ) from error
+
+
+def user_namespace_fault() -> str | None:
+    """Why ``enter_user_namespace`` would fail, and what to do; None when it would not."""
+    number = _try_user_namespace()
+    return f"{os.strerror(number)}; {_user_namespace_remedy()}" if number else None
+
+
+def _try_user_namespace() -> int:
+    """The error number of a child that tries: half-way in is no place to come back from."""
+    child = os.fork()
+    if child == 0:
+        number = 0
+        try:
+            _unshare_user()
+            # What a security module may allow in name only.
+            _system_call("unshare", _CLONE_NEWNET)
+        except OSError as error:
+            number = error.errno or errno.EIO
+        finally:
+            os._exit(number)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _unshare_user() -> None:
+    user, group = os.geteuid(), os.getegid()
+    _system_call("unshare", _CLONE_NEWUSER)
+    # Without this first the kernel refuses the map of groups.
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+def join(user: int | None, network: int) -> None:
+    """Move this single-threaded process into a network namespace, by descriptors.
+
+    ``user`` is the user namespace that owns it, where that is not the caller's.
+    """
+    try:
+        if user is not None:
+            _system_call("setns", user, _CLONE_NEWUSER)
+        _system_call("setns", network, _CLONE_NEWNET)
+    except OSError as error:
+        raise LinkError(f"the link's network namespace cannot be entered: {error}") from error
+
+
+#: Settings that take user namespaces away, each with the value that gives them back.
+_USER_NAMESPACE_SETTINGS = {
+    "user/max_user_namespaces": ("0", "28633"),
+    "kernel/unprivileged_userns_clone": ("0", "1"),
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
+
+
+def _user_namespace_remedy() -> str:
+    for name, (refusing, allowing) in _USER_NAMESPACE_SETTINGS.items():
+        path = Path("/proc/sys") / name
+        if path.exists() and path.read_text().strip() == refusing:
+            return f"an administrator allows them by `sysctl {name.replace('/', '.')}={allowing}`"
+    return "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
 
 
 @contextmanager

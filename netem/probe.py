@@ -1,44 +1,104 @@
-"""Measures a path with real TCP connections, from processes inside the two sites.
+"""Measures a path with real traffic: a helper in each site (see ``netem.control``).
 
-    python -m netem.probe serve      < {"host": ...}
-    python -m netem.probe measure    < {"host", "port", "flows", "warm_up_s", "bulk_s"}
+    python -m netem.probe < {"host": the site's address} + requests
 
-Both are helpers (see ``netem.control``). The server's ready line has its port. A connection opens
-with a mode byte and the two durations: ``e`` echoes; ``s`` swallows, and at the peer's end answers
-with the bytes it counted; ``b`` sends for as long as the peer reads. Whoever receives counts the
-payload that arrives in the window of ``bulk_s`` after ``warm_up_s``; the rate of all flows is the
-sum over ``bulk_s``. The first echoes are discarded. What the network does to a measurement is
-answered as ``{"error": ...}``, which says what was being measured.
+The ready line has the ports at which it answers connections (``port``) and returns datagrams
+(``echo_port``). Requests; "peer" is the host and the port to go to:
+
+    {"op": "rtt", "peer", "over": "datagrams" | "connection", "every_s", "span_s"}
+    {"op": "rate", "peer", "flows", "warm_up_s", "bulk_s"}    TCP payload a second, from there
+    {"op": "listen"}                                   -> {"port"}, for numbered datagrams
+    {"op": "send", "peer", "count", "per_s"}           numbered datagrams
+    {"op": "tally", "count"}                           what came since "listen"
+
+A connection opens with a mode byte: ``e`` returns what it is sent, ``b`` sends for as long as the
+peer reads. The receiver counts the payload that arrives in the window of ``bulk_s`` after
+``warm_up_s`` and tells it over its standard output, not over the link; the rate is the sum of all
+flows over ``bulk_s``. What the network does to a measurement is answered as ``{"error": ...}``,
+which says what was being measured.
 """
 
 import json
 import os
+import select
 import socket
-import statistics
 import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
+from netem import datagrams
+
 _BUFFER_BYTES = 1 << 18
-_PING_BYTES = 64
-_WARM_UP_PINGS, _MAX_PINGS, _PINGS_S = 5, 200, 0.6
+_PING = struct.Struct("!Q56x")
+_WARM_UP_PINGS, _MIN_PINGS = 5, 3
+#: Half of TCP's initial congestion window.
+_MAX_FLYING = 5
 _TIMEOUT_S = 10.0
-_OPENING = struct.Struct("!cdd")
-_COUNT = struct.Struct("!Q")
 
 
-def serve(configuration: dict[str, Any]) -> None:
-    """Answer probe connections until standard input ends."""
-    with socket.create_server((configuration["host"], 0), backlog=64) as listener:
+class _MeasurementError(Exception):
+    """The path failed under a measurement."""
+
+
+class Probe:
+    """One site's end of every measurement."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._sink: socket.socket | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request; _MeasurementError says what failed under which measurement."""
+        match request:
+            case {"op": "rtt", "peer": peer, "over": over, "every_s": every_s, "span_s": span_s}:
+                measure = datagrams.round_trips_s if over == "datagrams" else _echoes_s
+                with _measuring(f"round trips over a {over.removesuffix('s')}", peer):
+                    return {"rtts_s": measure(tuple(peer), every_s, span_s)}
+            case {"op": "rate", "peer": peer, "flows": flows}:
+                with _measuring(f"the rate of {flows} connections", peer):
+                    return {"bytes_per_s": _bulk(request)}
+            case {"op": "send", "peer": peer, "count": count, "per_s": per_s}:
+                with _measuring("the loss of datagrams", peer):
+                    datagrams.send(tuple(peer), count, per_s)
+                return {}
+            case {"op": "listen"}:
+                self.close()
+                self._sink = datagrams.receiver(self._host)
+                return {"port": self._sink.getsockname()[1]}
+            case {"op": "tally", "count": count}:
+                assert self._sink is not None, "listen first"
+                return asdict(datagrams.tally(self._sink, count))
+        raise ValueError(f"unknown request {request!r}")
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+
+
+def serve(host: str) -> None:
+    """Answer connections, datagrams and requests until standard input ends."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((host, 0), backlog=64))
+        echoer = stack.enter_context(datagrams.receiver(host))
         threading.Thread(target=_accept, args=(listener,), daemon=True).start()
-        _say({"event": "ready", "port": listener.getsockname()[1]})
-        while sys.stdin.readline():
-            _say({"error": "the probe server takes no requests"})
+        threading.Thread(target=datagrams.echo, args=(echoer,), daemon=True).start()
+        ports = {"port": listener.getsockname()[1], "echo_port": echoer.getsockname()[1]}
+        _say({"event": "ready", **ports})
+        probe = Probe(host)
+        stack.callback(probe.close)
+        while line := sys.stdin.readline():
+            try:
+                _say(probe.answer(json.loads(line)))
+            except _MeasurementError as error:
+                _say({"error": str(error)})
+        # Threads that still hold a connection end here, with the process.
+        os._exit(0)
 
 
 def _accept(listener: socket.socket) -> None:
@@ -48,152 +108,96 @@ def _accept(listener: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    with connection:
+    # A peer that has what it wanted closes with data under way: the end of every mode.
+    with connection, suppress(ConnectionError):
         connection.settimeout(_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        mode, warm_up_s, bulk_s = _OPENING.unpack(_exactly(connection, _OPENING.size))
-        if mode == b"e":
-            while data := connection.recv(_PING_BYTES):
+        if _some(connection, 1) == b"e":
+            while data := connection.recv(_PING.size):
                 connection.sendall(data)
-        elif mode == b"s":
-            count = _count_arrivals(connection, warm_up_s, bulk_s)
-            for _ in _chunks(connection):
-                pass  # What the sender had in flight at the end of the window.
-            connection.sendall(_COUNT.pack(count))
-        else:
-            _send_until(connection, time.monotonic() + _TIMEOUT_S)
-
-
-def measure(configuration: dict[str, Any]) -> None:
-    """Measure once for every request line."""
-    _say({"event": "ready"})
-    while sys.stdin.readline():
-        try:
-            _say(_measurement(configuration))
-        except _MeasurementError as error:
-            _say({"error": str(error)})
-
-
-class _MeasurementError(Exception):
-    """The path failed under a measurement."""
-
-
-def _measurement(configuration: dict[str, Any]) -> dict[str, float]:
-    flows = configuration["flows"]
-    with _measuring("round trips over a connection to the other site", configuration):
-        rtts_s = _echo(configuration)
-    with _measuring(f"the rate of {flows} connections from the other site", configuration):
-        received_bytes_per_s = _bulk(configuration, b"b")
-    with _measuring(f"the rate of {flows} connections to the other site", configuration):
-        sent_bytes_per_s = _bulk(configuration, b"s")
-    return {
-        "rtt_min_s": min(rtts_s),
-        "rtt_p50_s": statistics.median(rtts_s),
-        "rtt_samples": len(rtts_s),
-        "received_bytes_per_s": received_bytes_per_s,
-        "sent_bytes_per_s": sent_bytes_per_s,
-    }
+            return
+        buffer = bytes(_BUFFER_BYTES)
+        while True:
+            connection.sendall(buffer)
 
 
 @contextmanager
-def _measuring(what: str, configuration: dict[str, Any]) -> Iterator[None]:
+def _measuring(what: str, peer: list[Any]) -> Iterator[None]:
     try:
         yield
     except OSError as error:  # TimeoutError is one
         raise _MeasurementError(
-            f"measuring {what} at {configuration['host']}:{configuration['port']} failed: "
-            f"{type(error).__name__}: {error}"
+            f"measuring {what} at {peer[0]}:{peer[1]} failed: {type(error).__name__}: {error}"
         ) from error
 
 
-def _echo(configuration: dict[str, Any]) -> list[float]:
-    """Round trips of small messages over one connection, in seconds."""
+def _echoes_s(peer: tuple[str, int], every_s: float, span_s: float) -> list[float]:
+    """Round trips of small messages over one connection, in seconds; the first few are not told.
+
+    One leaves every ``every_s``, for ``span_s`` or until three are back, but never are more on
+    their way than TCP lets go at once.
+    """
     rtts_s: list[float] = []
-    with _open(configuration, b"e") as connection:
-        for _ in range(_WARM_UP_PINGS):
-            _ping(connection)
-        end_s = time.monotonic() + _PINGS_S
-        while len(rtts_s) < _MAX_PINGS and (time.monotonic() < end_s or len(rtts_s) < 3):
-            rtts_s.append(_ping(connection))
-    return rtts_s
+    sent_s: list[float] = []
+    pending = b""
+    with _open(peer, b"e") as connection:
+        start_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            if now_s > start_s + span_s and len(rtts_s) >= _WARM_UP_PINGS + _MIN_PINGS:
+                return rtts_s[_WARM_UP_PINGS:]
+            due_s = start_s + len(sent_s) * every_s
+            may_send = len(sent_s) - len(rtts_s) < _MAX_FLYING
+            wait_s = max(0.0, due_s - now_s) if may_send else _TIMEOUT_S
+            if select.select([connection], [], [], wait_s)[0]:
+                pending += _some(connection, _BUFFER_BYTES)
+                back_s = time.monotonic()
+                while len(pending) >= _PING.size:
+                    rtts_s.append(back_s - sent_s[_PING.unpack_from(pending)[0]])
+                    pending = pending[_PING.size :]
+            elif may_send:
+                sent_s.append(time.monotonic())
+                connection.sendall(_PING.pack(len(sent_s) - 1))
+            else:
+                raise TimeoutError("no echo came back")
 
 
-def _ping(connection: socket.socket) -> float:
-    start_s = time.monotonic()
-    connection.sendall(bytes(_PING_BYTES))
-    _exactly(connection, _PING_BYTES)
-    return time.monotonic() - start_s
-
-
-def _bulk(configuration: dict[str, Any], mode: bytes) -> float:
-    """Payload rate over all flows: ``b`` from the server to here, ``s`` from here to it."""
-    flows = configuration["flows"]
-    flow = _receive if mode == b"b" else _send
+def _bulk(request: dict[str, Any]) -> float:
+    """Payload rate over all flows."""
+    flows = request["flows"]
     with ThreadPoolExecutor(flows) as pool:
-        counts = pool.map(lambda _: flow(configuration), range(flows))
-    return sum(counts) / float(configuration["bulk_s"])
+        counts = pool.map(lambda _: _receive(request), range(flows))
+    return sum(counts) / float(request["bulk_s"])
 
 
-def _receive(configuration: dict[str, Any]) -> int:
-    with _open(configuration, b"b") as connection:
-        return _count_arrivals(connection, configuration["warm_up_s"], configuration["bulk_s"])
-
-
-def _send(configuration: dict[str, Any]) -> int:
-    with _open(configuration, b"s") as connection:
-        # The receiver's window began later than ours by one way, and it must be full to its end.
-        spare_s = configuration["warm_up_s"]
-        window_s = configuration["warm_up_s"] + configuration["bulk_s"]
-        _send_until(connection, time.monotonic() + window_s + spare_s)
-        connection.shutdown(socket.SHUT_WR)
-        count: int = _COUNT.unpack(_exactly(connection, _COUNT.size))[0]
-        return count
-
-
-def _open(configuration: dict[str, Any], mode: bytes) -> socket.socket:
-    connection = socket.create_connection(
-        (configuration["host"], configuration["port"]), timeout=_TIMEOUT_S
-    )
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(_OPENING.pack(mode, configuration["warm_up_s"], configuration["bulk_s"]))
-    return connection
-
-
-def _count_arrivals(connection: socket.socket, warm_up_s: float, bulk_s: float) -> int:
-    count, start_s = 0, time.monotonic() + warm_up_s
-    for size in _chunks(connection):
-        now_s = time.monotonic()
-        if now_s >= start_s + bulk_s:
-            break
-        if now_s >= start_s:
-            count += size
+def _receive(request: dict[str, Any]) -> int:
+    """Payload of one connection in the window."""
+    buffer = bytearray(_BUFFER_BYTES)
+    count = 0
+    with _open(request["peer"], b"b") as connection:
+        start_s = time.monotonic() + request["warm_up_s"]
+        end_s = start_s + request["bulk_s"]
+        while (left_s := end_s - time.monotonic()) > 0:
+            if select.select([connection], [], [], left_s)[0]:
+                size = connection.recv_into(buffer)
+                if not size:
+                    raise ConnectionError("the probe's peer closed the connection early")
+                count += size if time.monotonic() >= start_s else 0
     return count
 
 
-def _chunks(connection: socket.socket) -> Iterator[int]:
-    """Sizes of what arrives, until the peer's end."""
-    buffer = bytearray(_BUFFER_BYTES)
-    while size := connection.recv_into(buffer):
-        yield size
+def _open(peer: Any, mode: bytes) -> socket.socket:
+    connection = socket.create_connection((peer[0], peer[1]), timeout=_TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(mode)
+    return connection
 
 
-def _send_until(connection: socket.socket, end_s: float) -> None:
-    buffer = bytes(_BUFFER_BYTES)
-    try:
-        while time.monotonic() < end_s:
-            connection.sendall(buffer)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # The peer has what it wanted and closed: the end of mode "b".
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        received = connection.recv(size - len(data))
-        if not received:
-            raise ConnectionError("the probe's peer closed the connection early")
-        data += received
-    return data
+def _some(connection: socket.socket, most: int) -> bytes:
+    received = connection.recv(most)
+    if not received:
+        raise ConnectionError("the probe's peer closed the connection early")
+    return received
 
 
 def _say(message: dict[str, Any]) -> None:
@@ -201,11 +205,8 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    configuration = json.loads(sys.stdin.readline())
-    {"serve": serve, "measure": measure}[sys.argv[1]](configuration)
+    serve(json.loads(sys.stdin.readline())["host"])
 
 
 if __name__ == "__main__":
     main()
-    # Threads that still hold a connection end here, with the process.
-    os._exit(0)

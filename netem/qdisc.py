@@ -1,52 +1,54 @@
-"""tc-netem through pyroute2: the attributes a link needs, encoded, set and read back.
+"""Queueing disciplines set, changed, read back and counted, over a netlink socket.
 
-``struct tc_netem_qopt`` and TCA_NETEM_* of Linux include/uapi/linux/pkt_sched.h. pyroute2 0.9 has
-a plugin for netem that knows delays in whole microseconds, at most 34 Gbit/s, and cannot set a
-rate at all (it also encodes it as TCA_RATE); ``plugin`` takes its place for the calls made here.
-Probabilities are scaled by 2^32 - 1; delays travel in nanoseconds (LATENCY64, JITTER64), with the
-older fields filled in ticks of 64 ns; a rate above 2^32 - 1 bytes/s needs RATE64.
+A ``Rtnetlink`` socket stays in the namespace it was made in and serves any thread, one at a time;
+``index`` is of an interface there. A change takes about a millisecond, most of it to read back
+what the kernel runs: if that is not what was sent it is an error, except for the seed, which
+kernels before 6.6 ignore without a word; that is told.
+
+The cap on every flow by itself is sch_fq's ``maxrate``: in a router it paces each flow, told apart
+by the hash of its addresses and ports, in a queue of its own (Linux net/sched/sch_fq.c).
 """
 
 import errno
 import os
-import socket
 import struct
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
-from pyroute2 import IPRoute
-from pyroute2.netlink import nla
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import TC_H_ROOT
-from pyroute2.netlink.rtnl.tcmsg import plugins, tcmsg
-
+from netem.attributes import U32_MAX, Netem, decode, encode, told_by_a_dump
 from netem.link import LinkError
+from netem.rtnetlink import (
+    CREATE,
+    EXCLUSIVE,
+    RTM_GETQDISC,
+    RTM_NEWQDISC,
+    TC_H_ROOT,
+    TCA_KIND,
+    TCA_OPTIONS,
+    Rtnetlink,
+    attribute,
+    attributes,
+    tc_attributes,
+    tc_fields,
+    tc_kind,
+    tc_message,
+    text_attribute,
+    u32_attribute,
+)
 
-_U32_MAX = 2**32 - 1
-_TICK_NS = 64
-_ETHERNET_BYTES = 14
 _ROOT_HANDLE = 0x10000
-# linux/netlink.h, linux/rtnetlink.h: a header (length, type, flags, sequence, port) and an empty
-# struct tcmsg; NLM_F_REQUEST | NLM_F_DUMP.
-_RTM_GETQDISC, _NLMSG_ERROR, _NLMSG_DONE, _REQUEST_DUMP = 38, 2, 3, 0x301
-_DUMP_QDISCS = struct.pack("=IHHII20x", 36, _RTM_GETQDISC, _REQUEST_DUMP, 1, 0)
-_MAX_ANSWER_BYTES, _ANSWER_TIMEOUT_S = 1 << 16, 5.0
-_PLUGINS_LOCK = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Netem:
-    """One netem qdisc. Delays in whole ns; ``rate_bytes_per_s`` 0 means none."""
-
-    limit_packets: int
-    delay_ns: int = 0
-    jitter_ns: int = 0
-    loss: float = 0.0
-    rate_bytes_per_s: int = 0
+_ETHERNET_BYTES = 14
+# linux/gen_stats.h: struct gnet_stats_basic, struct gnet_stats_queue.
+_TCA_STATS2, _STATS_BASIC, _STATS_QUEUE = 7, 1, 3
+_BASIC, _QUEUE = struct.Struct("=QI"), struct.Struct("=IIIII")
+# linux/pkt_sched.h: TCA_FQ_*.
+_FQ_LIMIT, _FQ_FLOW_LIMIT, _FQ_QUANTUM, _FQ_INITIAL, _FQ_MAX_RATE, _FQ_MASK = 1, 2, 3, 4, 7, 10
+#: fq sends a quantum at once and makes up for a late timer within half of the next: what the cap
+#: passes in a millisecond, but two packets at least and what the kernel takes at most.
+_QUANTUM_S, _MIN_QUANTUM_BYTES, _MAX_QUANTUM_BYTES = 1e-3, 3028, 2**20
+#: How many flows fq tells apart: two that share a hash share a cap.
+_FLOWS = 2**16
+MAX_FLOW_CAP_BYTES_PER_S = U32_MAX - 1
+_PACKAGES = "linux-modules-extra on Ubuntu, kernel-modules-extra on Fedora"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,163 +61,114 @@ class QdiscCounters:
     backlog_bytes: int
 
 
-class options(nla):  # type: ignore[misc]  # noqa: N801  # pyroute2 is untyped and wants this name
-    fields = (
-        ("delay", "I"),
-        ("limit", "I"),
-        ("loss", "I"),
-        ("gap", "I"),
-        ("duplicate", "I"),
-        ("jitter", "I"),
-    )
-    nla_map = (
-        ("TCA_NETEM_UNSPEC", "none"),
-        ("TCA_NETEM_CORR", "hex"),
-        ("TCA_NETEM_DELAY_DIST", "hex"),
-        ("TCA_NETEM_REORDER", "hex"),
-        ("TCA_NETEM_CORRUPT", "hex"),
-        ("TCA_NETEM_LOSS", "hex"),
-        ("TCA_NETEM_RATE", "rate"),
-        ("TCA_NETEM_ECN", "uint32"),
-        ("TCA_NETEM_RATE64", "uint64"),
-        ("TCA_NETEM_PAD", "hex"),
-        ("TCA_NETEM_LATENCY64", "int64"),
-        ("TCA_NETEM_JITTER64", "int64"),
-    )
-
-    class rate(nla):  # type: ignore[misc]  # noqa: N801  # see above
-        fields = (
-            ("rate", "I"),
-            ("packet_overhead", "i"),
-            ("cell_size", "I"),
-            ("cell_overhead", "i"),
-        )
-
-
-def encode(netem: Netem) -> dict[str, Any]:
-    """The fields and attributes of TCA_OPTIONS. Every one is sent, so that nothing is kept."""
-    attributes: list[tuple[str, Any]] = [
-        ("TCA_NETEM_LATENCY64", netem.delay_ns),
-        ("TCA_NETEM_JITTER64", netem.jitter_ns),
-    ]
-    if netem.rate_bytes_per_s > _U32_MAX:
-        attributes.append(("TCA_NETEM_RATE64", netem.rate_bytes_per_s))
-    rate = min(netem.rate_bytes_per_s, _U32_MAX)
-    cells = {"packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
-    attributes.append(("TCA_NETEM_RATE", {"rate": rate, **cells}))
-    return {
-        "delay": min(netem.delay_ns // _TICK_NS, _U32_MAX),
-        "limit": netem.limit_packets,
-        "loss": _probability(netem.loss),
-        "gap": 0,
-        "duplicate": 0,
-        "jitter": min(netem.jitter_ns // _TICK_NS, _U32_MAX),
-        "attrs": attributes,
-    }
-
-
-def decode(message: Any) -> Netem:
-    """What the kernel says it runs."""
-    attributes = dict(message["attrs"])
-    rate = attributes.get("TCA_NETEM_RATE", {"rate": 0})["rate"]
-    return Netem(
-        limit_packets=message["limit"],
-        delay_ns=attributes.get("TCA_NETEM_LATENCY64", message["delay"] * _TICK_NS),
-        jitter_ns=attributes.get("TCA_NETEM_JITTER64", message["jitter"] * _TICK_NS),
-        loss=message["loss"] / _U32_MAX,
-        rate_bytes_per_s=attributes.get("TCA_NETEM_RATE64", rate),
-    )
-
-
-def add_netem(interface: str, netem: Netem) -> None:
-    """Put netem at the root of an interface of the current namespace and read it back.
+def add_netem(
+    route: Rtnetlink, index: int, netem: Netem, *, parent: int = TC_H_ROOT, handle: int = 0
+) -> tuple[str, ...]:
+    """Put netem on an interface and read it back; notes of what the kernel cannot do.
 
     LinkError when the kernel lacks sch_netem or runs something else than what was sent.
     """
-    with IPRoute() as route, _own_plugin():
-        index = socket.if_nametoindex(interface)
-        try:
-            route.tc("add", kind="netem", index=index, handle=_ROOT_HANDLE, netem=netem)
-        except NetlinkError as error:
-            if error.code not in (errno.ENOENT, errno.EOPNOTSUPP):
-                raise
-            raise LinkError(
-                "the kernel has no tc-netem: the module sch_netem cannot be loaded "
-                f"({os.strerror(error.code)}); on a stock kernel it is in the modules package "
-                "(linux-modules-extra on Ubuntu, kernel-modules-extra on Fedora)"
-            ) from error
-        taken = decode(_root(route, index).get_attr("TCA_OPTIONS"))
-    if encode(taken) != encode(netem):
-        raise LinkError(f"{interface}: the kernel runs {taken} instead of {netem}")
+    return _set_netem(route, index, netem, parent, handle or _ROOT_HANDLE, CREATE | EXCLUSIVE)
 
 
-class QdiscReader:
-    """Reads root qdiscs of the namespace it is made in, from any thread, as often as one likes.
+def change_netem(
+    route: Rtnetlink, index: int, netem: Netem, *, parent: int = TC_H_ROOT, handle: int = 0
+) -> tuple[str, ...]:
+    """As ``add_netem`` for one that is there. Packets it holds leave when they were to leave."""
+    return _set_netem(route, index, netem, parent, handle or _ROOT_HANDLE, 0)
 
-    A socket stays in its namespace; the one dump it asks for costs a fraction of a fresh IPRoute.
+
+def read_netem(route: Rtnetlink, index: int, parent: int = TC_H_ROOT) -> Netem:
+    """The netem that the kernel runs there."""
+    options = _options(route, index, parent, "netem")
+    return decode(attribute(TCA_OPTIONS, options))
+
+
+def set_flow_cap(
+    route: Rtnetlink, index: int, cap_bytes_per_s: float, flow_limit_packets: int
+) -> None:
+    """Cap every flow that leaves by an interface, its root qdisc becoming fq; read back.
+
+    ``flow_limit_packets``: what one flow may have waiting.
     """
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._socket.settimeout(_ANSWER_TIMEOUT_S)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def read(self) -> dict[int, QdiscCounters]:
-        """The totals by interface index. OSError when the kernel refuses or does not answer."""
-        self._socket.send(_DUMP_QDISCS)
-        counters: dict[int, QdiscCounters] = {}
-        while True:
-            data = self._socket.recv(_MAX_ANSWER_BYTES)
-            while data:
-                length, kind = struct.unpack_from("=IH", data)
-                if kind == _NLMSG_DONE:
-                    return counters
-                if kind == _NLMSG_ERROR:
-                    number = -struct.unpack_from("=i", data, 16)[0]
-                    raise OSError(number, f"the qdisc dump failed: {os.strerror(number)}")
-                message = tcmsg(data[:length])
-                message.decode()
-                if message["handle"] == _ROOT_HANDLE:
-                    counters[message["index"]] = _counters(message.get_attr("TCA_STATS2"))
-                data = data[(length + 3) & ~3 :]
+    cap = round(cap_bytes_per_s)
+    if cap > MAX_FLOW_CAP_BYTES_PER_S:
+        raise LinkError("sch_fq caps a flow at 34.3 Gbit/s at most; leave per_flow_cap out")
+    quantum = min(max(round(cap * _QUANTUM_S), _MIN_QUANTUM_BYTES), _MAX_QUANTUM_BYTES)
+    wanted = {
+        _FQ_LIMIT: U32_MAX,
+        _FQ_FLOW_LIMIT: flow_limit_packets,
+        _FQ_QUANTUM: quantum,
+        _FQ_INITIAL: quantum,
+        _FQ_MAX_RATE: cap,
+        _FQ_MASK: _FLOWS - 1,
+    }
+    options = b"".join(u32_attribute(kind, value) for kind, value in wanted.items())
+    _request(route, index, TC_H_ROOT, _ROOT_HANDLE, "fq", attribute(TCA_OPTIONS, options), CREATE)
+    told = attributes(_options(route, index, TC_H_ROOT, "fq"))
+    for kind, value in wanted.items():
+        if told.get(kind) != struct.pack("=I", value):
+            raise LinkError(
+                f"interface {index}: fq's attribute {kind} is {told.get(kind)!r}, {value} was sent"
+            )
 
 
-def _counters(statistics: Any) -> QdiscCounters:
-    basic = statistics.get_attr("TCA_STATS_BASIC")
-    queue = statistics.get_attr("TCA_STATS_QUEUE")
-    return QdiscCounters(
-        ip_bytes=basic["bytes"] - _ETHERNET_BYTES * basic["packets"],
-        packets=basic["packets"],
-        dropped=queue["drops"],
-        backlog_bytes=queue["backlog"],
-    )
+def read_counters(route: Rtnetlink) -> dict[int, QdiscCounters]:
+    """The totals of every root qdisc by interface index."""
+    counters = {}
+    for body in route.dump(RTM_GETQDISC, tc_message(0)):
+        index, _, parent, _ = tc_fields(body)
+        if parent == TC_H_ROOT:
+            counters[index] = _counters(attributes(tc_attributes(body)[_TCA_STATS2]))
+    return counters
 
 
-def _root(route: IPRoute, index: int) -> Any:
-    (found,) = (
-        message for message in route.get_qdiscs(index=index) if message["handle"] == _ROOT_HANDLE
-    )
-    return found
-
-
-def _probability(fraction: float) -> int:
-    return round(fraction * _U32_MAX)
-
-
-@contextmanager
-def _own_plugin() -> Iterator[None]:
-    """pyroute2 finds encoders in a table of its own; ours stands in it for the duration."""
-    with _PLUGINS_LOCK:
-        theirs = plugins["netem"]
-        plugins["netem"] = SimpleNamespace(
-            parent=TC_H_ROOT,
-            options=options,
-            get_parameters=lambda request: encode(request["netem"]),
-            fix_request=lambda request: request.pop("netem", None),
+def _set_netem(
+    route: Rtnetlink, index: int, netem: Netem, parent: int, handle: int, flags: int
+) -> tuple[str, ...]:
+    _request(route, index, parent, handle, "netem", encode(netem), flags)
+    taken = read_netem(route, index, parent)
+    if told_by_a_dump(taken) != told_by_a_dump(netem):
+        raise LinkError(f"interface {index}: the kernel runs {taken} instead of {netem}")
+    if netem.seed is not None and taken.seed != netem.seed:
+        return (
+            f"a seed for netem is unsupported by this kernel ({os.uname().release}; 6.6 has it): "
+            "the same seed does not give the same losses and jitter",
         )
-        try:
-            yield
-        finally:
-            plugins["netem"] = theirs
+    return ()
+
+
+def _request(
+    route: Rtnetlink, index: int, parent: int, handle: int, kind: str, options: bytes, flags: int
+) -> None:
+    body = tc_message(index, handle, parent) + text_attribute(TCA_KIND, kind) + options
+    try:
+        route.request(RTM_NEWQDISC, body, flags)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP) or not flags & CREATE:
+            raise
+        raise LinkError(
+            f"the kernel has no {'tc-netem' if kind == 'netem' else kind}: the module sch_{kind} "
+            f"cannot be loaded ({error.strerror}); on a stock kernel it is in the modules package "
+            f"({_PACKAGES})"
+        ) from error
+
+
+def _options(route: Rtnetlink, index: int, parent: int, kind: str) -> bytes:
+    """TCA_OPTIONS of the qdisc of a kind at a place."""
+    for body in route.dump(RTM_GETQDISC, tc_message(index)):
+        where, _, its_parent, _ = tc_fields(body)
+        if (where, its_parent, tc_kind(body)) == (index, parent, kind):
+            return tc_attributes(body)[TCA_OPTIONS]
+    raise LinkError(f"interface {index} has no {kind} qdisc at {parent:#x}; something removed it")
+
+
+def _counters(statistics: dict[int, bytes]) -> QdiscCounters:
+    total_bytes, packets = _BASIC.unpack_from(statistics[_STATS_BASIC])
+    _, backlog_bytes, drops, _, _ = _QUEUE.unpack_from(statistics[_STATS_QUEUE])
+    return QdiscCounters(
+        ip_bytes=total_bytes - _ETHERNET_BYTES * packets,
+        packets=packets,
+        dropped=drops,
+        backlog_bytes=backlog_bytes,
+    )

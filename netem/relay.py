@@ -1,11 +1,12 @@
 """A TCP relay on loopback that delays and paces bytes: the link where nothing else can be had.
 
-    python -m netem.relay < {"rate_bytes_per_s": ..., "delay_s": ..., "limit_bytes": ...} + requests
+    python -m netem.relay < {"near_to_far": {"rate_bytes_per_s", "delay_s", "limit_bytes"},
+                             "far_to_near": ...} + requests
 
 A listener stands for a server of one site as the other site sees it. All connections share one
-``DelayLine`` per direction, FIFO at chunk granularity, so they compete for the rate as they would
-on a link. Rate counts TCP payload. The relay ends TCP twice: congestion control, loss and
-reordering of a real path do not exist here, and a client sees a reset where the server refuses.
+``DelayLine`` per direction (``netem.relay_stream``). Rate counts TCP payload. The relay ends TCP
+twice: congestion control, loss and reordering of a real path do not exist here, and a client sees
+a reset where the server refuses.
 
 Handshake: a client's own connect is local, so the relay charges it afterwards: it connects to the
 server one delay after the accept and reads the client's first bytes one round trip after it.
@@ -14,8 +15,9 @@ Bounds: a direction stops reading at ``limit_bytes`` held; a connection at what 
 by its receiver, so that one stuck receiver does not stop the others.
 
 Requests (see ``netem.control``): ``{"op": "listen", "host", "port", "server_site"}`` answers
-``{"host", "port"}``; ``{"op": "withdraw", "port", "server_site"}``; ``{"op": "counters"}``. End of
-standard input ends the process.
+``{"host", "port"}``; ``{"op": "withdraw", "port", "server_site"}``; ``{"op": "counters"}``;
+``{"op": "apply", "near_to_far", "far_to_near"}`` changes the running link. End of standard input
+ends the process.
 """
 
 import asyncio
@@ -23,132 +25,22 @@ import json
 import os
 import selectors
 import socket
-import struct
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from netem.delayline import DelayLine
+from netem.link import DIRECTIONS, DirectionName
+from netem.relay_stream import Chunk, SharedLine, Stream, reset
 from netem.wakeup import wake_precisely
 
 _HOST = "127.0.0.1"
-_MAX_CHUNK_BYTES, _MIN_CHUNK_BYTES = 65536, 1448
-#: A chunk should take no longer than this to serialise, or it would stand in the others' way.
-_CHUNK_S = 0.25e-3
 _BUFFER_BYTES = 1 << 20
 #: select(2) takes descriptors below 1024 and a connection needs two.
 _MAX_CONNECTIONS, _MAX_LISTENERS = 350, 256
 _CONNECT_TIMEOUT_S = 10.0
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 #: The direction of a request and of a reply, by the site of the server.
-_TOWARDS = {"near": "far_to_near", "far": "near_to_far"}
-_AWAY_FROM = {"near": "near_to_far", "far": "far_to_near"}
-
-#: What travels: bytes, or the end of the stream, or its failure.
-Chunk = bytes | Literal["end", "reset"]
-
-
-class Direction:
-    """One direction of the link, shared by all connections."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, configuration: dict[str, Any]) -> None:
-        rate = configuration["rate_bytes_per_s"]
-        self.limit_bytes = configuration["limit_bytes"]
-        # The queue is bounded in bytes, by not reading; the line itself drops nothing.
-        self.line: DelayLine[tuple[Stream, Chunk]] = DelayLine(
-            rate, configuration["delay_s"], limit_packets=sys.maxsize
-        )
-        self.chunk_bytes = int(min(max(rate * _CHUNK_S, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES))
-        self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting: deque[Stream] = deque()
-
-    @property
-    def full(self) -> bool:
-        return bool(self.line.held_bytes >= self.limit_bytes)
-
-    def push(self, stream: "Stream", chunk: Chunk) -> None:
-        self.line.push((stream, chunk), _payload_bytes(chunk), 1, time.monotonic())
-        if self._timer is None:
-            self._arm()
-
-    def wait_for_room(self, stream: "Stream") -> None:
-        self._waiting.append(stream)
-
-    def _arm(self) -> None:
-        arrival_s = self.line.next_arrival_s()
-        # The loop's clock is time.monotonic, as the line's is.
-        self._timer = None if arrival_s is None else self._loop.call_at(arrival_s, self._deliver)
-
-    def _deliver(self) -> None:
-        while (item := self.line.pop(time.monotonic())) is not None:
-            stream, chunk = item
-            stream.arrive(chunk)
-        for _ in range(len(self._waiting)):
-            if self.full:
-                break
-            self._waiting.popleft().find_room()
-        self._arm()
-
-
-class Stream:
-    """One direction of one connection: read at ``source``, written at ``target``."""
-
-    def __init__(self, direction: Direction, at_end: Callable[[], None]) -> None:
-        self.direction, self._at_end = direction, at_end
-        self.source: asyncio.Transport | None = None
-        self.target: asyncio.Transport | None = None
-        self.ended = False
-        self._travelling_bytes = 0
-        self._receiver_full = self._queued = False
-
-    def offer(self, chunk: Chunk) -> None:
-        """A chunk enters the link."""
-        if chunk == "end":
-            self.source = None  # Read on, it would only end again.
-        self._travelling_bytes += _payload_bytes(chunk)
-        self.direction.push(self, chunk)
-        self.throttle()
-
-    def arrive(self, chunk: Chunk) -> None:
-        """A chunk reaches the other end."""
-        self._travelling_bytes -= _payload_bytes(chunk)
-        # Reading starts when both sockets are there; only a client's failure may come before.
-        assert self.target is not None or chunk == "reset", "bytes for a socket not yet connected"
-        if self.target is not None and not self.target.is_closing():
-            if isinstance(chunk, bytes):
-                self.target.write(chunk)
-            elif chunk == "end":
-                _write_eof(self.target)
-            else:
-                _reset(self.target)
-        if chunk == "end":
-            self.ended = True
-            self._at_end()
-        self.throttle()
-
-    def receiver_is_full(self, full: bool) -> None:
-        self._receiver_full = full
-        self.throttle()
-
-    def find_room(self) -> None:
-        """The direction, for which this stream waited in line, has room."""
-        self._queued = False
-        self.throttle()
-
-    def throttle(self) -> None:
-        """Read on, or not, as the direction and the receiver allow."""
-        if self._queued or self.source is None or self.source.is_closing():
-            return
-        self._queued = self.direction.full
-        if self._queued:
-            self.direction.wait_for_room(self)
-        if self._queued or self._receiver_full:
-            self.source.pause_reading()
-        else:
-            self.source.resume_reading()
+_TOWARDS: dict[str, DirectionName] = {"near": "far_to_near", "far": "near_to_far"}
+_AWAY_FROM: dict[str, DirectionName] = {"near": "near_to_far", "far": "far_to_near"}
 
 
 class End(asyncio.BufferedProtocol):
@@ -162,7 +54,7 @@ class End(asyncio.BufferedProtocol):
         self.connection, self.sends, self.receives = connection, sends, receives
         self.transport: asyncio.Transport | None = None
         self.early: list[Chunk] | None = []
-        self._buffer = memoryview(bytearray(sends.direction.chunk_bytes))
+        self._buffer = memoryview(bytearray(sends.shared.chunk_bytes))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -228,9 +120,10 @@ class Connection:
 
     async def connect(self) -> None:
         """The rest of the handshake: see the top of the module."""
-        delay_s = self.inward.direction.line.delay_s
+        outward_s = self.outward.shared.line.direction.delay_s
+        rtt_s = outward_s + self.inward.shared.line.direction.delay_s
         accepted_s = time.monotonic()
-        await asyncio.sleep(delay_s)
+        await asyncio.sleep(outward_s)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await self.relay.loop.create_connection(lambda: self.server, *self.server_address)
@@ -239,10 +132,10 @@ class Connection:
             return
         if self.client.transport is None or self.client.transport.is_closing():
             assert self.server.transport is not None
-            _reset(self.server.transport)
+            reset(self.server.transport)
             return
         self.server.start_reading()
-        await asyncio.sleep(accepted_s + 2 * delay_s - time.monotonic())
+        await asyncio.sleep(accepted_s + rtt_s - time.monotonic())
         self.client.start_reading()
 
     def _one_ended(self) -> None:
@@ -267,9 +160,7 @@ class Relay:
     def __init__(self, group: asyncio.TaskGroup, configuration: dict[str, Any]) -> None:
         self.loop = loop = asyncio.get_running_loop()
         self._group = group
-        self.directions = {
-            name: Direction(loop, configuration) for name in ("near_to_far", "far_to_near")
-        }
+        self.directions = {name: SharedLine(loop, configuration[name]) for name in DIRECTIONS}
         self.connections: set[Connection] = set()
         self._listeners: dict[tuple[str, int], asyncio.Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -277,7 +168,7 @@ class Relay:
     def admit(self, connection: Connection) -> None:
         assert connection.client.transport is not None
         if len(self.connections) >= _MAX_CONNECTIONS:
-            _reset(connection.client.transport)
+            reset(connection.client.transport)
             return
         self.connections.add(connection)
         task = self._group.create_task(connection.connect())
@@ -291,6 +182,10 @@ class Relay:
                     n: d.line.counters() for n, d in self.directions.items()
                 }
                 return counters | {"mono_ns": time.monotonic_ns()}
+            case {"op": "apply"}:
+                for name, direction in self.directions.items():
+                    direction.change(request[name])
+                return {"mono_ns": time.monotonic_ns()}
             case {"op": "listen", "host": host, "port": port, "server_site": site}:
                 return await self._listen(site, host, port)
             case {"op": "withdraw", "port": port, "server_site": site}:
@@ -350,10 +245,6 @@ def _on_callback_error(
         loop.default_exception_handler(context)
 
 
-def _payload_bytes(chunk: Chunk) -> int:
-    return len(chunk) if isinstance(chunk, bytes) else 0
-
-
 def _stop_reading(transport: asyncio.Transport) -> None:
     """Pause, also a transport that reads although it takes itself for paused.
 
@@ -362,21 +253,6 @@ def _stop_reading(transport: asyncio.Transport) -> None:
     """
     transport.resume_reading()
     transport.pause_reading()
-
-
-def _write_eof(transport: asyncio.Transport) -> None:
-    try:
-        transport.write_eof()
-    except OSError:
-        _reset(transport)  # the peer had reset the connection and the loop has yet to see it
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close at once with a TCP reset."""
-    transport.get_extra_info("socket").setsockopt(
-        socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
-    )
-    transport.abort()
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:

@@ -2,57 +2,56 @@
 
     near -- A == B -- far
 
-A packet from near meets the bottleneck where A sends to B (rate, queue limit, loss) and travels
-where B sends to far (delay, jitter); the other way round for far. Two hops, because a netem with
-both lets the wait in its queue count towards the delay, which no real path does. Shaping in
-routers rather than at the senders leaves TCP's own queue limits in force there. The travelling
-hop also has a rate, ten times the link's: without one, jitter would reorder packets.
+A packet from near meets the bottleneck where A sends to B and travels where B sends to far; the
+other way round for far (see ``netem.hops``). Shaping in routers rather than at the senders leaves
+TCP's own queue limits in force there. With a cap on every flow there is one more router on each
+side, next to the site, which paces the flows before they meet the bottleneck.
 """
 
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from pyroute2 import IPRoute
-
-from netem.link import MTU_BYTES, LinkSpec
-from netem.namespace import (
-    Namespace,
-    allow_window,
-    congestion_control,
-    namespace,
-    set_address,
-)
-from netem.qdisc import Netem, QdiscCounters, QdiscReader, add_netem
+from netem.attributes import Netem
+from netem.hops import draws_by_packet, flow_limit_packets, hops
+from netem.link import DIRECTIONS, Direction, DirectionName, LinkError, LinkSpec
+from netem.namespace import allow_window, congestion_control
+from netem.qdisc import QdiscCounters, add_netem, change_netem, read_counters, set_flow_cap
+from netem.rtnetlink import Rtnetlink
 from netem.site import DirectionCounters, LinkCounters, Site
+from netem.wiring import Place, address, line_of_namespaces
 
-_PREFIX_LENGTH = 24
-_NEAR, _A_NEAR = "10.80.0.1", "10.80.0.2"
-_A_MIDDLE, _B_MIDDLE = "10.80.1.1", "10.80.1.2"
-_B_FAR, _FAR = "10.80.2.1", "10.80.2.2"
-#: Locally administered; a pair is alone on its wire.
-_LEFT_MAC, _RIGHT_MAC = "02:00:00:00:00:01", "02:00:00:00:00:02"
-_NEAR_NET, _FAR_NET = "10.80.0.0/24", "10.80.2.0/24"
-#: Interface names: each namespace calls an interface after what it leads to.
-_TO_NEAR, _TO_FAR, _TO_ROUTER = "near", "far", "router"
 #: Up to here two cores forward MTU-sized packets with ease; beyond, offload packets must do.
 _PER_PACKET_RATE_BYTES_PER_S = 2.5e9 / 8
-_TRAVEL_RATE_FACTOR = 10
-_MAX_RATE = 2**63 - 1
+_MADE_OF = "the bottleneck and the delay are two netem hops in two router namespaces"
+_CAPPED = "every flow is paced by a router of its own beside each site (sch_fq maxrate)"
+_OFFLOADED = (
+    "segmentation offload is on at this rate: the queue limit counts packets of up to 64 kB"
+)
+_CORRELATED = (
+    "correlations of jitter, reorder, duplicate and corrupt are tc-netem's, which narrow the "
+    "draws: the deviation and the chances come out smaller"
+)
+
+#: A router's interface with a qdisc of ours.
+Hop: TypeAlias = tuple[Place, int]
+SetNetem: TypeAlias = Callable[[Rtnetlink, int, Netem], tuple[str, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RoutedPath:
+    """The line of namespaces: site, with a cap its gate, A, B, gate, site."""
+
     applied: LinkSpec
-    notes: tuple[str, ...]
+    places: list[Place]
     near: Site
     far: Site
-    a: "Router"
-    b: "Router"
+    notes: tuple[str, ...] = (_MADE_OF,)
+    changes: int = 0
+    #: What was set, by what it was set on, so that only what differs is set again.
+    settings: dict[object, object] = field(default_factory=dict)
 
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         return site.address, port
@@ -61,152 +60,115 @@ class RoutedPath:
         """Nothing was set up by ``expose``."""
 
     def counters(self) -> LinkCounters:
-        a_near, a_far = self.a.read()
-        b_near, b_far = self.b.read()
-        return LinkCounters(
-            time.monotonic_ns(), _direction(a_far, b_far), _direction(b_near, a_near)
+        """Totals of both directions; what a gate drops counts as dropped by the link."""
+        totals = {place: place.use(read_counters) for place in self.places[1:-1]}
+        near_to_far, far_to_near = (
+            _summed([totals[place][index] for place, index in self._crossed(name)])
+            for name in DIRECTIONS
         )
+        return LinkCounters(time.monotonic_ns(), near_to_far, far_to_near)
+
+    def apply(self, spec: LinkSpec) -> None:
+        """Change the running link. LinkError for what only a new one can have.
+
+        Packets that wait or travel leave when they were to leave. A hop that stays the same is not
+        touched; of one that changes, the loss model and the random draws start anew.
+        """
+        if spec.mtu_bytes != self.applied.mtu_bytes:
+            raise LinkError("the mtu of a running link cannot change; open another")
+        if (spec.per_flow_cap_bytes_per_s is None) != (len(self.places) == _PLAIN_PLACES):
+            raise LinkError("a running link cannot gain or lose its per_flow_cap; open another")
+        self.changes += 1
+        self._shape(spec, change_netem)
+        if spec.bdp_bytes > self.applied.bdp_bytes:
+            self._allow_window(spec)
+        self.applied = spec
+
+    def open(self) -> None:
+        """Shape what is not shaped yet."""
+        self._shape(self.applied, add_netem)
+        self._allow_window(self.applied)
+        near = self.places[0].namespace
+        self._note(f"TCP congestion control is {near.run(congestion_control)}")
+        if len(self.places) > _PLAIN_PLACES:
+            self._note(_CAPPED)
+
+    def _shape(self, spec: LinkSpec, set_netem: SetNetem) -> None:
+        for name in DIRECTIONS:
+            one, qdiscs = spec.direction(name), hops(spec, name, self.changes)
+            self._set_offload(name, one)
+            *gate, bottleneck, way = self._crossed(name)
+            for hop in gate:
+                self._pace(hop, spec, one)
+            for hop, netem in ((bottleneck, qdiscs.bottleneck), (way, qdiscs.way)):
+                setting = replace(netem, seed=None)
+                if self.settings.get(hop) != setting:
+                    place, index = hop
+                    self._note(*place.use(set_netem, index, netem))
+                    self.settings[hop] = setting
+
+    def _set_offload(self, name: DirectionName, one: Direction) -> None:
+        """One draw and one queue place per offload packet would be up to 45 times too mild."""
+        whole = not draws_by_packet(one) and one.rate_bytes_per_s > _PER_PACKET_RATE_BYTES_PER_S
+        site = self.places[0 if name == "near_to_far" else -1]
+        if self.settings.get(name) != whole:
+            site.set_offload(site.to_far or site.to_near, whole=whole)
+            self.settings[name] = whole
+        if whole:
+            self._note(_OFFLOADED)
+        correlations = (
+            one.jitter_correlation, one.reorder_correlation,
+            one.duplicate_correlation, one.corrupt_correlation,
+        )  # fmt: skip
+        if any(correlations):
+            self._note(_CORRELATED)
+
+    def _pace(self, hop: Hop, spec: LinkSpec, one: Direction) -> None:
+        """A cap above the rate is the rate: fq takes no more than 34 Gbit/s."""
+        assert spec.per_flow_cap_bytes_per_s is not None
+        setting = min(spec.per_flow_cap_bytes_per_s, one.rate_bytes_per_s), flow_limit_packets(spec)
+        if self.settings.get(hop) != setting:
+            place, index = hop
+            place.use(set_flow_cap, index, *setting)
+            self.settings[hop] = setting
+
+    def _crossed(self, name: DirectionName) -> list[Hop]:
+        """Places and interfaces with a qdisc of ours, in the order a direction's packets meet."""
+        routers = self.places[1:-1]
+        crossed = len(routers) // 2 + 1
+        if name == "near_to_far":
+            return [(place, place.to_far) for place in routers[:crossed]]
+        return [(place, place.to_near) for place in routers[::-1][:crossed]]
+
+    def _allow_window(self, spec: LinkSpec) -> None:
+        for place in (self.places[0], self.places[-1]):
+            place.namespace.run(lambda: allow_window(spec.bdp_bytes))
+
+    def _note(self, *notes: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
 
 
-@dataclass(frozen=True)
-class Router:
-    """The qdiscs of one router: towards near and towards far."""
-
-    reader: QdiscReader
-    lock: threading.Lock
-    near_index: int
-    far_index: int
-
-    def read(self) -> tuple[QdiscCounters, QdiscCounters]:
-        with self.lock:
-            counters = self.reader.read()
-        return counters[self.near_index], counters[self.far_index]
+_PLAIN_PLACES, _CAPPED_PLACES = 4, 6
 
 
 @contextmanager
 def open_netem(spec: LinkSpec) -> Iterator[RoutedPath]:
     """The namespaces and their qdiscs. LinkError names the capability or module lacking."""
-    per_packet = spec.loss > 0 or spec.rate_bytes_per_s <= _PER_PACKET_RATE_BYTES_PER_S
-    applied = replace(
-        spec,
-        rate_bytes_per_s=float(round(spec.rate_bytes_per_s)),
-        rtt_s=2 * round(spec.one_way_s * 1e9) / 1e9,
-    )
-    notes = ["the bottleneck and the delay are two netem hops in two router namespaces"]
-    if not per_packet:
-        notes.append(
-            "segmentation offload is on at this rate: the queue limit counts packets of up to 64 kB"
-        )
-    with ExitStack() as stack:
-        near, a, b, far = (stack.enter_context(namespace()) for _ in range(4))
-        _wire(near, _TO_ROUTER, _NEAR, a, _TO_NEAR, _A_NEAR)
-        _wire(a, _TO_FAR, _A_MIDDLE, b, _TO_NEAR, _B_MIDDLE)
-        _wire(b, _TO_FAR, _B_FAR, far, _TO_ROUTER, _FAR)
-        _shape(a, b, applied)
-        near.run(lambda: _route("0.0.0.0/0", _A_NEAR))
-        far.run(lambda: _route("0.0.0.0/0", _B_FAR))
-        a.run(lambda: _forward(_FAR_NET, _B_MIDDLE))
-        b.run(lambda: _forward(_NEAR_NET, _A_MIDDLE))
-        for place in (near, far):
-            place.run(lambda: _prepare_host(applied, per_packet))
-        notes.append(f"TCP congestion control is {near.run(congestion_control)}")
-        yield RoutedPath(
-            applied,
-            tuple(notes),
-            Site("near", _NEAR, near.popen),
-            Site("far", _FAR, far.popen),
-            _router(a, stack),
-            _router(b, stack),
-        )
+    capped = spec.per_flow_cap_bytes_per_s is not None
+    places = _CAPPED_PLACES if capped else _PLAIN_PLACES
+    with line_of_namespaces(places, spec.mtu_bytes) as line:
+        near = Site("near", address(0, 1), line[0].namespace.popen)
+        far = Site("far", address(places - 2, 2), line[-1].namespace.popen)
+        path = RoutedPath(spec, line, near, far)
+        path.open()
+        yield path
 
 
-def _router(place: Namespace, stack: ExitStack) -> Router:
-    def look() -> Router:
-        near_index, far_index = map(socket.if_nametoindex, (_TO_NEAR, _TO_FAR))
-        return Router(QdiscReader(), threading.Lock(), near_index, far_index)
-
-    router = place.run(look)
-    stack.callback(router.reader.close)
-    return router
-
-
-def _shape(a: Namespace, b: Namespace, applied: LinkSpec) -> None:
-    rate = round(applied.rate_bytes_per_s)
-    bottleneck = Netem(
-        limit_packets=applied.queue_packets, loss=applied.loss, rate_bytes_per_s=rate
-    )
-    travel = Netem(
-        # Never the hop that drops: what one way holds is a third of this (see queue_packets).
-        limit_packets=max(
-            applied.queue_packets, replace(applied, limit_packets=None).queue_packets
-        ),
-        delay_ns=round(applied.one_way_s * 1e9),
-        jitter_ns=round(applied.jitter_s * 1e9),
-        rate_bytes_per_s=min(_TRAVEL_RATE_FACTOR * rate, _MAX_RATE),
-    )
-    a.run(lambda: add_netem(_TO_FAR, bottleneck))
-    a.run(lambda: add_netem(_TO_NEAR, travel))
-    b.run(lambda: add_netem(_TO_NEAR, bottleneck))
-    b.run(lambda: add_netem(_TO_FAR, travel))
-
-
-def _wire(
-    left: Namespace, left_name: str, left_address: str,
-    right: Namespace, right_name: str, right_address: str,
-) -> None:  # fmt: skip
-    """A veth pair between two namespaces, both ends up and addressed, each knowing the other.
-
-    Without the fixed neighbour entries address resolution would cross the shaped hops: delayed,
-    lost, and with all but the first hundred packets dropped while it lasts.
-    """
-
-    def add() -> None:
-        with IPRoute() as route:
-            peer = {
-                "ifname": right_name,
-                "net_ns_fd": right.descriptor,
-                "mtu": MTU_BYTES,
-                "address": _RIGHT_MAC,
-            }
-            route.link(
-                "add", ifname=left_name, kind="veth", mtu=MTU_BYTES, address=_LEFT_MAC, peer=peer
-            )
-
-    left.run(add)
-    left.run(lambda: _join(left_name, left_address, right_address, _RIGHT_MAC))
-    right.run(lambda: _join(right_name, right_address, left_address, _LEFT_MAC))
-
-
-def _join(interface: str, address: str, peer_address: str, peer_mac: str) -> None:
-    set_address(interface, address, _PREFIX_LENGTH)
-    index = socket.if_nametoindex(interface)
-    with IPRoute() as route:
-        route.neigh("add", dst=peer_address, lladdr=peer_mac, ifindex=index, state="permanent")
-
-
-def _route(destination: str, gateway: str) -> None:
-    with IPRoute() as route:
-        route.route("add", dst=destination, gateway=gateway)
-
-
-def _forward(destination: str, gateway: str) -> None:
-    _route(destination, gateway)
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-
-
-def _prepare_host(applied: LinkSpec, per_packet: bool) -> None:
-    if per_packet:
-        # One loss draw and one queue place per offload packet would be up to 45 times too mild.
-        with IPRoute() as route:
-            index = socket.if_nametoindex(_TO_ROUTER)
-            route.link("set", index=index, gso_max_segs=1)
-    allow_window(applied.bdp_bytes)
-
-
-def _direction(bottleneck: QdiscCounters, travel: QdiscCounters) -> DirectionCounters:
+def _summed(crossed: list[QdiscCounters]) -> DirectionCounters:
+    """What left by the last qdisc, and what all of them dropped and hold."""
     return DirectionCounters(
-        bytes=travel.ip_bytes,
-        packets=travel.packets,
-        dropped=bottleneck.dropped + travel.dropped,
-        queued_bytes=bottleneck.backlog_bytes + travel.backlog_bytes,
+        bytes=crossed[-1].ip_bytes,
+        packets=crossed[-1].packets,
+        dropped=sum(one.dropped for one in crossed),
+        queued_bytes=sum(one.backlog_bytes for one in crossed),
     )

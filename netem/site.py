@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from netem.link import LinkSpec
+from netem.namespace import Namespace
 
 SiteName = Literal["near", "far"]
 
@@ -25,6 +26,12 @@ class Site:
     name: SiteName
     address: str
     popen: Callable[..., "subprocess.Popen[Any]"]
+
+    @property
+    def namespace(self) -> Namespace | None:
+        """The one ``popen`` starts processes in; None where that is the caller's own."""
+        owner = getattr(self.popen, "__self__", None)
+        return owner if isinstance(owner, Namespace) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Path(Protocol):
     """What a backend gives: two sites and a shaped way between them.
 
     ``applied`` is what runs, which may be less than what was asked for; ``notes`` says why.
+    ``apply`` changes the running link: what is held stays held, counters go on, ``applied``
+    follows. It raises LinkError for what the backend cannot do.
     """
 
     @property
@@ -71,6 +80,8 @@ class Path(Protocol):
     def expose(self, site: Site, port: int) -> tuple[str, int]: ...
 
     def withdraw(self, site: Site, port: int) -> None: ...
+
+    def apply(self, spec: LinkSpec) -> None: ...
 
     def counters(self) -> LinkCounters: ...
 

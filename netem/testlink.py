@@ -22,12 +22,16 @@ from netem.check import (
     measure_path,
 )
 from netem.link import LinkError, LinkSpec
+from netem.reaping import reap_stale
 from netem.relayed import open_relay
 from netem.routed import open_netem
 from netem.site import LinkCounters, Path, Site, SiteName
 from netem.tunnelled import open_forwarder
+from netem.variation import LinkSchedule
+from netem.variation_run import ScheduleRun
 
 __all__ = [
+    "BACKENDS",
     "RATE_TOLERANCE_ABOVE",
     "RATE_TOLERANCE_BELOW",
     "RTT_TOLERANCE",
@@ -49,7 +53,7 @@ BackendName = Literal["netem", "forwarder", "relay"]
 Opener = Callable[[LinkSpec], AbstractContextManager[Path]]
 
 #: Best first.
-_BACKENDS: dict[BackendName, Opener] = {
+BACKENDS: dict[BackendName, Opener] = {
     "netem": open_netem,
     "forwarder": open_forwarder,
     "relay": open_relay,
@@ -58,14 +62,21 @@ _BACKENDS: dict[BackendName, Opener] = {
 
 @dataclass(frozen=True)
 class TestLink:
-    """An open link. ``notes`` says where and why what runs departs from ``spec``."""
+    """An open link. ``notes`` says where and why what runs departs from ``spec``.
+
+    ``why`` are those of them that were known before it was built: warnings, backends not used.
+    """
 
     __test__ = False  # pytest takes the name for a test case
 
     spec: LinkSpec
     backend: BackendName
-    notes: tuple[str, ...]
+    why: tuple[str, ...]
     path: Path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.why, *self.path.notes)
 
     @property
     def applied(self) -> LinkSpec:
@@ -87,12 +98,25 @@ class TestLink:
         """The server that was exposed is gone; connections that stand are not touched."""
         self.path.withdraw(site, port)
 
+    def apply(self, spec: LinkSpec) -> None:
+        """Change the running link; ``applied`` follows. LinkError for what only a new one has."""
+        self.path.apply(spec)
+
+    def run_schedule(
+        self, schedule: LinkSchedule, start_mono_s: float | None = None
+    ) -> ScheduleRun:
+        """A context manager in which the link changes as ``schedule`` says; it keeps a log.
+
+        The schedule counts from ``start_mono_s`` of time.monotonic(), by default from its entry.
+        """
+        return ScheduleRun(self, self.spec, schedule, start_mono_s)
+
     def counters(self) -> LinkCounters:
         """Totals since the link was opened, the probes of ``verify`` included."""
         return self.path.counters()
 
     def verify(self, flows: int = FLOWS) -> LinkCheck:
-        """Measure round trip and rates with processes in both sites (about 3 s)."""
+        """Measure round trips, rates and datagrams with processes in both sites (about 6 s)."""
         return measure_path(self.path, flows)
 
 
@@ -102,19 +126,20 @@ def open_link(
 ) -> Iterator[TestLink]:
     """Build the link; everything is gone when the context ends, or the process.
 
-    LinkError when it cannot be built: the message says what the machine lacks.
+    First what a killed process left of its link is removed. LinkError when the link cannot be
+    built: the message says what the machine lacks.
     """
-    notes: list[str] = list(spec.not_applied)
+    notes = [*map(str, reap_stale()), *spec.not_applied, *spec.warnings()]
     with ExitStack() as stack:
         if backend == "auto":
             chosen, path = _best(spec, stack, notes)
         else:
             chosen, path = backend, _asked_for(spec, backend, stack)
-        yield TestLink(spec, chosen, (*notes, *path.notes), path)
+        yield TestLink(spec, chosen, tuple(notes), path)
 
 
 def _best(spec: LinkSpec, stack: ExitStack, notes: list[str]) -> tuple[BackendName, Path]:
-    for name, opener in _BACKENDS.items():
+    for name, opener in BACKENDS.items():
         try:
             return name, _enter(opener, spec, stack)
         except LinkError as error:
@@ -131,12 +156,12 @@ def _enter(opener: Opener, spec: LinkSpec, stack: ExitStack) -> Path:
 
 
 def _asked_for(spec: LinkSpec, backend: BackendName, stack: ExitStack) -> Path:
-    if backend not in _BACKENDS:
-        raise LinkError(f"there is no link backend {backend!r}; one of {', '.join(_BACKENDS)}")
+    if backend not in BACKENDS:
+        raise LinkError(f"there is no link backend {backend!r}; one of {', '.join(BACKENDS)}")
     try:
-        return _enter(_BACKENDS[backend], spec, stack)
+        return _enter(BACKENDS[backend], spec, stack)
     except LinkError as error:
-        names = list(_BACKENDS)
+        names = list(BACKENDS)
         weaker = names[names.index(backend) + 1 :]
         advice = f"; auto would try {' and then '.join(weaker)}" if weaker else ""
         raise LinkError(f"the {backend} backend cannot build the link: {error}{advice}") from error

@@ -1,18 +1,26 @@
-"""The forwarder backend: two namespaces, a TUN device in each, the forwarder process between."""
+"""The forwarder backend: two namespaces, a TUN device in each, the forwarder process between.
+
+Everything a link description holds is applied, by the forwarder's own arithmetic. Where tc-netem
+does otherwise: a correlation keeps the rate of a loss, or the spread of a jitter, which the kernel
+narrows; a duplicate is not judged again; a corrupted bit is never in the IP header.
+"""
 
 import errno
 import fcntl
 import os
+import secrets
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyroute2 import IPRoute
 
 from netem.control import Helper, helper
-from netem.link import MTU_BYTES, LinkError, LinkSpec
+from netem.direction_json import settings_to_json
+from netem.link import DIRECTIONS, Direction, LinkError, LinkSpec
 from netem.namespace import (
     Namespace,
     allow_window,
@@ -22,6 +30,7 @@ from netem.namespace import (
 )
 from netem.site import LinkCounters, Site, counters_from_answer
 from netem.units import format_duration_s
+from netem.way import way_settings
 
 #: A round trip through the forwarder without any added delay, measured on two shared cores: two
 #: process wake-ups. It is taken off the delay that is added.
@@ -38,7 +47,7 @@ _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO_ECN = 0x01, 0x02, 0x08
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForwarderPath:
     applied: LinkSpec
     notes: tuple[str, ...]
@@ -52,26 +61,36 @@ class ForwarderPath:
     def withdraw(self, site: Site, port: int) -> None:
         """Nothing was set up by ``expose``."""
 
+    def apply(self, spec: LinkSpec) -> None:
+        """Change the running link. Without a seed in ``spec`` the random streams go on."""
+        if spec.mtu_bytes != self.applied.mtu_bytes:
+            raise LinkError("the mtu of a running link cannot be changed; open another link")
+        if spec.seed not in (None, self.applied.seed):
+            raise LinkError("the seed of a running link cannot be changed; open another link")
+        applied = _attainable(replace(spec, seed=self.applied.seed))
+        self.forwarder.ask({"op": "apply", **_settings(applied)})
+        self.applied = applied
+
     def counters(self) -> LinkCounters:
         return counters_from_answer(self.forwarder.ask({"op": "counters"}))
 
+    def oddities(self) -> dict[str, int]:
+        """Frames that were ``malformed``, packets ``marked`` for congestion instead of lost."""
+        answer = self.forwarder.ask({"op": "counters"})
+        return {name: answer[name] for name in ("malformed", "marked")}
+
 
 @contextmanager
-def open_forwarder(spec: LinkSpec, seed: int = 0) -> Iterator[ForwarderPath]:
-    """Namespaces, devices and the forwarder. LinkError names the capability or device lacking."""
-    applied = replace(spec, rtt_s=max(spec.rtt_s, ROUND_TRIP_FLOOR_S))
+def open_forwarder(spec: LinkSpec) -> Iterator[ForwarderPath]:
+    """Namespaces, devices and the forwarder. LinkError names the capability or device lacking.
+
+    Where ``spec`` has no seed one is drawn; ``applied`` has it.
+    """
+    seed = secrets.randbits(32) if spec.seed is None else spec.seed
+    applied = _attainable(replace(spec, seed=seed))
     notes = []
     if applied.rtt_s > spec.rtt_s:
         notes.append(f"rtt raised to the forwarder's floor of {format_duration_s(applied.rtt_s)}")
-    delay_s = (applied.rtt_s - ROUND_TRIP_FLOOR_S) / 2
-    configuration = {
-        "rate_bytes_per_s": applied.rate_bytes_per_s,
-        "delay_s": delay_s,
-        "jitter_s": applied.jitter_s,
-        "loss": applied.loss,
-        "limit_packets": applied.queue_packets,
-        "seed": seed,
-    }
     with ExitStack() as stack:
         near, far = (stack.enter_context(namespace()) for _ in range(2))
         ends = ((near, _NEAR_ADDRESS), (far, _FAR_ADDRESS))
@@ -87,7 +106,7 @@ def open_forwarder(spec: LinkSpec, seed: int = 0) -> Iterator[ForwarderPath]:
                 helper(
                     "the link forwarder between the sites",
                     arguments,
-                    configuration,
+                    {"seed": seed, **_settings(applied)},
                     pass_fds=devices,
                 )
             )
@@ -100,6 +119,32 @@ def open_forwarder(spec: LinkSpec, seed: int = 0) -> Iterator[ForwarderPath]:
             Site("far", _FAR_ADDRESS, far.popen),
             forwarder,
         )
+
+
+def _attainable(spec: LinkSpec) -> LinkSpec:
+    """The link with no delay below the floor."""
+
+    def attainable(direction: Direction) -> Direction:
+        return replace(direction, delay_s=max(direction.delay_s, ROUND_TRIP_FLOOR_S / 2))
+
+    return replace(
+        spec,
+        near_to_far=attainable(spec.near_to_far),
+        far_to_near=attainable(spec.far_to_near),
+    )
+
+
+def _settings(applied: LinkSpec) -> dict[str, Any]:
+    """What the forwarder is told: the delays without what it takes itself."""
+
+    def less(direction: Direction) -> Direction:
+        return replace(direction, delay_s=direction.delay_s - ROUND_TRIP_FLOOR_S / 2)
+
+    told: dict[str, Any] = {}
+    for name in DIRECTIONS:
+        settings = way_settings(applied, name)
+        told[name] = settings_to_json(replace(settings, direction=less(settings.direction)))
+    return told
 
 
 def _device(place: Namespace, address: str, applied: LinkSpec) -> int:
@@ -115,7 +160,7 @@ def _device(place: Namespace, address: str, applied: LinkSpec) -> int:
             fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO_ECN)
             with IPRoute() as route:
                 index = socket.if_nametoindex(_DEVICE)
-                route.link("set", index=index, mtu=MTU_BYTES, txqlen=_DEVICE_QUEUE_PACKETS)
+                route.link("set", index=index, mtu=applied.mtu_bytes, txqlen=_DEVICE_QUEUE_PACKETS)
             set_address(_DEVICE, address, _PREFIX_LENGTH)
             allow_window(applied.bdp_bytes)
         except BaseException:

@@ -14,10 +14,12 @@ import pytest
 
 from netem.check import measure_path
 from netem.control import helper
-from netem.link import LinkError, LinkSpec
+from netem.link import LinkError, symmetric
 from netem.testlink import open_link
 
-RELAY = {"rate_bytes_per_s": 25e6, "delay_s": 0.01, "limit_bytes": 1 << 20}
+WAY = {"rate_bytes_per_s": 25e6, "delay_s": 0.01, "limit_bytes": 1 << 20}
+WINDOW = {"warm_up_s": 0.1, "bulk_s": 0.1}
+RELAY = {"near_to_far": WAY, "far_to_near": WAY}
 
 
 def one_paragraph(failure: pytest.ExceptionInfo[LinkError]) -> str:
@@ -31,11 +33,11 @@ def one_paragraph(failure: pytest.ExceptionInfo[LinkError]) -> str:
 def test_a_helper_that_cannot_start_says_its_error_in_one_line() -> None:
     with (
         pytest.raises(LinkError) as failure,
-        helper("the link relay", ["netem.relay"], {"rate_bytes_per_s": 1.0}),
+        helper("the link relay", ["netem.relay"], {"near_to_far": WAY}),
     ):
         pass
     said = one_paragraph(failure)
-    assert said == "the link relay ended with status 1 while starting: KeyError: 'limit_bytes'"
+    assert said == "the link relay ended with status 1 while starting: KeyError: 'far_to_near'"
 
 
 def test_a_helper_that_dies_of_a_request_names_the_request() -> None:
@@ -83,34 +85,27 @@ def test_a_helper_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
 def test_a_probe_names_its_site_and_what_it_was_measuring() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    configuration = {
-        "host": "127.0.0.1",
-        "port": port,
-        "flows": 2,
-        "warm_up_s": 0.1,
-        "bulk_s": 0.1,
-    }
-    with helper("the link probe in site near", ["netem.probe", "measure"], configuration) as (
+    with helper("the link probe in site near", ["netem.probe"], {"host": "127.0.0.1"}) as (
         probe,
         _,
     ):
         with pytest.raises(LinkError) as failure:
-            probe.ask({"op": "measure"})
+            probe.ask({"op": "rate", "peer": ["127.0.0.1", port], "flows": 2} | WINDOW)
         said = one_paragraph(failure)
-        assert said.startswith("the link probe in site near: measuring round trips")
+        assert said.startswith("the link probe in site near: measuring the rate of 2 connections")
         assert f"127.0.0.1:{port}" in said
         assert "ConnectionRefusedError" in said
 
 
 def test_a_relay_that_dies_under_a_measurement_is_one_paragraph() -> None:
     """Whoever notices first, probe or relay, says so."""
-    with open_link(LinkSpec("test", 25e6, 0.01), "relay") as link:
+    with open_link(symmetric("test", 25e6, 0.01), "relay") as link:
         (relay,) = psutil.Process().children()
         # Past the start of the probes, so that they measure when it dies.
         threading.Timer(0.8, os.kill, (relay.pid, signal.SIGKILL)).start()
         with pytest.raises(LinkError) as failure:
             measure_path(link.path)
         said = one_paragraph(failure)
-        assert "in site near: measuring" in said or "between the sites ended" in said
+        assert "in site" in said or "between the sites ended" in said
         with pytest.raises(LinkError, match="between the sites ended with status -9"):
             link.counters()

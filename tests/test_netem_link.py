@@ -1,25 +1,53 @@
-"""Link descriptions and the named profiles."""
+"""Link descriptions: scaling, queues, and what is refused or warned about."""
 
-import csv
-from pathlib import Path
+import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem import link as link_module
-from netem.link import LinkError, LinkSpec, load_profile, profile_names, read_profile
+from netem.link import Direction, LinkError, LinkSpec, Slot, symmetric
+from netem.loss import GilbertElliott, IndependentLoss
 from netem.units import parse_duration_s, parse_rate_bytes_per_s
 
-PUBLISHED = Path(__file__).parents[2] / "shared/data/netem/profiles.csv"
+GBIT = 125e6
+
+
+def test_a_symmetric_link_has_half_the_round_trip_each_way() -> None:
+    spec = symmetric("x", GBIT, 0.01, 1e-4, 0.001, seed=7, reorder=0.01, mtu_bytes=9000)
+    assert spec.near_to_far == spec.far_to_near
+    assert spec.near_to_far == Direction(
+        GBIT, 0.005, 1e-4, loss=IndependentLoss(0.001), reorder=0.01
+    )
+    assert (spec.rtt_s, spec.seed, spec.mtu_bytes) == (0.01, 7, 9000)
+    assert (spec.rate_bytes_per_s, spec.jitter_s, spec.loss_rate) == (GBIT, 1e-4, 0.001)
+    assert symmetric("x", GBIT, 0.01).near_to_far.loss is None
+
+
+def test_the_bulk_goes_from_far_to_near() -> None:
+    spec = LinkSpec("x", Direction(GBIT, 0.001), Direction(2 * GBIT, 0.003, 1e-4))
+    assert (spec.rate_bytes_per_s, spec.jitter_s) == (2 * GBIT, 1e-4)
+    assert spec.rtt_s == pytest.approx(0.004)
+    assert spec.bdp_bytes == pytest.approx(2 * GBIT * 0.004)
 
 
 def test_scaling_keeps_the_transfer_time_of_scaled_bytes() -> None:
-    spec = LinkSpec("x", parse_rate_bytes_per_s("100gbit"), parse_duration_s("0.8ms"), 5e-5)
+    spec = symmetric(
+        "x",
+        parse_rate_bytes_per_s("100gbit"),
+        parse_duration_s("0.8ms"),
+        5e-5,
+        slot=Slot(0.001, 0.002, 3),
+        per_flow_cap_bytes_per_s=1e9,
+    )
     scaled = spec.scaled(10, 1000)
     assert scaled.rate_bytes_per_s == 125e6
     assert scaled.rtt_s == pytest.approx(80e-6)
     assert scaled.jitter_s == pytest.approx(5e-6)
+    assert scaled.near_to_far.slot == Slot(1e-4, 2e-4, 3)
+    assert scaled.per_flow_cap_bytes_per_s == 1e7
 
 
 @given(
@@ -31,98 +59,83 @@ def test_scaling_keeps_the_transfer_time_of_scaled_bytes() -> None:
 def test_scaling_divides_transfer_times_by_the_time_scale(
     rate: float, rtt_s: float, time_scale: float, byte_scale: float
 ) -> None:
-    spec = LinkSpec("x", rate, rtt_s).scaled(time_scale, byte_scale)
+    spec = symmetric("x", rate, rtt_s).scaled(time_scale, byte_scale)
     kv_bytes = 1e9
-    emulated_s = kv_bytes / byte_scale / spec.rate_bytes_per_s + spec.one_way_s
+    emulated_s = kv_bytes / byte_scale / spec.rate_bytes_per_s + spec.far_to_near.delay_s
     assert emulated_s * time_scale == pytest.approx(kv_bytes / rate + rtt_s / 2)
 
 
 def test_queue_follows_the_bandwidth_delay_product() -> None:
-    assert LinkSpec("x", 125e6, 80e-6).queue_packets == 1000
-    assert LinkSpec("x", 125e6, 0.1).queue_packets == 12500
-    assert LinkSpec("x", 125e6, 0.1, limit_packets=20).queue_packets == 20
+    assert symmetric("x", GBIT, 80e-6).queue_packets("far_to_near") == 1000
+    assert symmetric("x", GBIT, 0.1).queue_packets("far_to_near") == 12500
+    assert symmetric("x", GBIT, 0.1, mtu_bytes=9000).queue_packets("near_to_far") == 2084
+    assert symmetric("x", GBIT, 0.1, limit_packets=20).queue_packets("far_to_near") == 20
+    odd = LinkSpec("x", Direction(GBIT, 0.02), Direction(2 * GBIT, 0.08))
+    assert [odd.queue_packets(name) for name in ("near_to_far", "far_to_near")] == [12500, 25000]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"rate_bytes_per_s": 0.0}, "rate"),
-        ({"rate_bytes_per_s": float("nan")}, "rate"),
+        ({"rate_bytes_per_s": math.nan}, "rate"),
         ({"rtt_s": -1.0}, "rtt"),
         ({"rtt_s": 1e9}, "rtt"),
-        ({"jitter_s": 0.6e-3}, "jitter"),
+        ({"jitter_s": 0.6e-3}, "jitter of 600us exceeds the one-way delay of 500us"),
         ({"loss": 1.0}, "loss"),
+        ({"loss": GilbertElliott(0.1, 0.0)}, "never end"),
         ({"limit_packets": 0}, "limit_packets"),
+        ({"jitter_correlation": 1.5}, "jitter_correlation must lie"),
+        ({"duplicate": -0.1}, "duplicate must lie"),
+        ({"corrupt": math.nan}, "corrupt must lie"),
+        ({"reorder": 0.1, "rtt_s": 0.0}, "reorder needs a delay"),
+        ({"reorder_gap": 5}, "reorder_gap needs"),
+        ({"reorder_gap": 2**32, "reorder": 0.1}, "reorder_gap must lie"),
+        ({"slot": Slot(0.0, 0.0)}, "slot"),
+        ({"slot": Slot(0.2, 0.1)}, "slot"),
+        ({"slot": Slot(0.1, 0.2, packets=2**31 - 1)}, "slot"),
+        ({"mtu_bytes": 100}, "mtu"),
+        ({"per_flow_cap_bytes_per_s": 1.0}, "per_flow_cap"),
+        ({"seed": -1}, "seed"),
     ],
 )
-def test_an_impossible_link_is_refused_by_name(wrong: dict[str, float], message: str) -> None:
-    right: dict[str, float] = {"rate_bytes_per_s": 125e6, "rtt_s": 1e-3}
+def test_an_impossible_link_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {"rate_bytes_per_s": GBIT, "rtt_s": 1e-3}
     with pytest.raises(LinkError, match=rf"'wan'.*{message}"):
-        LinkSpec("wan", **(right | wrong))  # type: ignore[arg-type]  # wrong on purpose
+        symmetric("wan", **(right | wrong))
+
+
+def test_a_fault_of_one_direction_names_it() -> None:
+    spec = symmetric("wan", GBIT, 1e-3)
+    with pytest.raises(LinkError, match="'wan' far to near: the rate"):
+        replace(spec, far_to_near=Direction(0.0, 1e-3))
+
+
+def test_what_does_something_else_than_its_name_says_is_warned_about() -> None:
+    assert symmetric("wan", GBIT, 0.1, 0.01, 0.001).warnings() == ()
+    (short,) = symmetric("wan", GBIT, 0.1, limit_packets=1000).warnings()
+    assert "limit_packets = 1000 is below 1.5 bandwidth-delay products (12500 packets)" in short
+    (cut,) = symmetric("wan", GBIT, 0.1, 0.02, jitter_distribution="normal").warnings()
+    assert "3 deviations of the normal jitter exceed the delay of 50ms" in cut
+    (marks,) = symmetric("wan", GBIT, 0.1, ecn=True).warnings()
+    assert "ecn has no effect" in marks
+    (cap,) = symmetric("wan", GBIT, 0.1, per_flow_cap_bytes_per_s=GBIT).warnings()
+    assert "per_flow_cap has no effect" in cap
+    odd = replace(symmetric("wan", GBIT, 0.1), near_to_far=Direction(GBIT, 0.05, ecn=True))
+    assert odd.warnings()[0].startswith("near to far: ecn")
 
 
 def test_text_form() -> None:
-    assert str(LinkSpec("wan", 125e6, 1e-3, 1e-4, 0.001)) == (
+    assert str(symmetric("wan", GBIT, 1e-3, 1e-4, 0.001)) == (
         "wan: 1gbit, rtt 1ms, jitter 100us, loss 0.1%"
     )
-
-
-def test_every_profile_loads_and_states_its_sources() -> None:
-    assert len(profile_names()) >= 7
-    for name in profile_names():
-        profile = read_profile(name)
-        assert profile.spec.name == name
-        assert {"rate", "rtt", "jitter", "loss"} <= set(profile.provenance)
-        assert len(profile.spec.not_applied) == len(profile.provenance) - 4
-
-
-def test_what_a_profile_cannot_apply_travels_with_the_link() -> None:
-    spec = load_profile("cross_az_capped").scaled(10, 1000)
-    assert spec.not_applied == (
-        "per_flow_cap = 5gbit of link profile cross_az_capped is not applied",
+    odd = LinkSpec(
+        "wan",
+        Direction(GBIT, 1e-3),
+        Direction(2 * GBIT, 2e-3, reorder=0.02),
+        per_flow_cap_bytes_per_s=1e6,
     )
-
-
-if PUBLISHED.is_file():  # where it is not there is nothing to compare with, and no test
-
-    def test_profiles_agree_with_the_published_table() -> None:
-        with PUBLISHED.open() as file:
-            rows = {row["profile"]: row for row in csv.DictReader(file)}
-        assert set(rows) <= set(profile_names())
-        for name, row in rows.items():
-            spec = load_profile(name)
-            assert spec.rate_bytes_per_s == pytest.approx(float(row["link_gbps"]) * 125e6)
-            assert spec.rtt_s == pytest.approx(float(row["rtt_ms"]) / 1e3)
-            assert spec.jitter_s == pytest.approx(float(row["jitter_ms"]) / 1e3)
-            assert spec.loss == pytest.approx(float(row["loss_rate"]))
-            cap = read_profile(name).provenance.get("per_flow_cap")
-            assert (cap.value if cap else "") == (
-                f"{row['per_flow_cap_gbps']}gbit" if row["per_flow_cap_gbps"] else ""
-            )
-
-
-def test_an_unknown_profile_names_those_there_are() -> None:
-    with pytest.raises(LinkError, match=r"'nowhere'.*same_metro"):
-        load_profile("nowhere")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("summary = 'x'\nrtt", "odd.toml"),
-        ("summary = 'x'\nburst = 1", "burst"),
-        ("summary = 'x'\nrate = '1gbit'", "rate must be a table"),
-        (
-            "summary = 'x'\n[rate]\nvalue = '1gbit'\nbasis = 'guessed'\nsource = 'x'",
-            "'guessed' is none of",
-        ),
-    ],
-)
-def test_a_faulty_profile_names_the_file_and_the_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
-) -> None:
-    (tmp_path / "odd.toml").write_text(content)
-    monkeypatch.setattr(link_module, "_PROFILE_DIR", tmp_path)
-    with pytest.raises(LinkError, match=message) as caught:
-        load_profile("odd")
-    assert "odd.toml" in str(caught.value)
+    assert str(odd) == (
+        "wan: near to far 1gbit, delay 1ms; far to near 2gbit, delay 2ms, reorder 2%; "
+        "8mbit a flow at most"
+    )

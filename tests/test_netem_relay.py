@@ -7,12 +7,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from netem.link import LinkSpec
-from netem.relay import Chunk, Connection, End, Relay
+from netem.link import Direction, LinkError, LinkSpec, Slot, symmetric
+from netem.loss import bursty
+from netem.probes import probes
+from netem.relay import Connection, End, Relay
+from netem.relay_stream import Chunk
 from netem.testlink import open_link
 
 PATIENCE_S = 30
-CONFIGURATION = {"rate_bytes_per_s": 25e6, "delay_s": 0.01, "limit_bytes": 1 << 20}
+WAY = {"rate_bytes_per_s": 25e6, "delay_s": 0.01, "limit_bytes": 1 << 20}
+CONFIGURATION = {"near_to_far": WAY, "far_to_near": WAY}
 
 
 class EarlyEnd(End):
@@ -98,10 +102,49 @@ def test_bytes_for_a_socket_that_is_not_there_are_a_fault() -> None:
 def test_the_relay_resets_a_client_whose_server_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with open_link(LinkSpec("test", 25e6, 0.01), "relay") as link:
+    with open_link(symmetric("test", 25e6, 0.01), "relay") as link:
         address = link.expose(link.far, port)
         with (
             socket.create_connection(address, timeout=PATIENCE_S) as client,
             pytest.raises(ConnectionResetError),
         ):
             client.recv(1)
+
+
+def test_the_relay_applies_each_direction_and_names_what_it_leaves_out() -> None:
+    spec = LinkSpec(
+        "odd",
+        Direction(5e6, 0.001, loss=bursty(0.01, 5), ecn=True),
+        Direction(25e6, 0.009, 0.001, reorder=0.1, duplicate=0.01, corrupt=0.001),
+        per_flow_cap_bytes_per_s=1e6,
+    )
+    with open_link(spec, "relay") as link:
+        said = " ".join(link.notes)
+        for lacking in (
+            "loss of 1%",
+            "ecn",
+            "jitter of 1ms",
+            "reorder of 10%",
+            "duplicate of 1%",
+            "corrupt of 0.1%",
+            "a per-flow cap of 8mbit",
+        ):
+            assert f"{lacking} is not applied by the relay" in said
+        assert link.applied.near_to_far == Direction(5e6, 0.001)
+        assert link.applied.far_to_near == Direction(25e6, 0.009)
+        assert link.applied.per_flow_cap_bytes_per_s is None
+        with probes(link.path) as ends:
+            assert min(ends.rtts_s(0.2)) >= 0.0098
+            assert 2.5e6 < ends.rate("near_to_far", 2, 0.4) < 6.5e6
+            assert 12e6 < ends.rate("far_to_near", 2, 0.4) < 32e6
+
+
+def test_a_running_relay_changes_and_refuses_by_name_what_it_has_not() -> None:
+    with open_link(symmetric("test", 25e6, 0.002), "relay") as link, probes(link.path) as ends:
+        link.path.apply(symmetric("test", 2.5e6, 0.030))
+        assert link.applied.rtt_s == pytest.approx(0.030)
+        assert min(ends.rtts_s(0.2)) >= 0.0298
+        assert 1.2e6 < ends.rate("far_to_near", 2, 0.4) < 3.3e6
+        with pytest.raises(LinkError, match="the relay cannot apply loss of 5%, a slot: it ends"):
+            link.path.apply(symmetric("test", 2.5e6, 0.030, loss=0.05, slot=Slot(0.001, 0.002)))
+        assert link.applied.rate_bytes_per_s == 2.5e6

@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from netem.link import LinkError, LinkSpec, load_profile
+from netem.link import LinkError, LinkSpec, symmetric
+from netem.link_file import load_profile
 from netem.testlink import BackendName, Site, link_failures, open_link
 from netem.units import parse_duration_s, parse_rate_bytes_per_s
 
@@ -52,7 +53,7 @@ def netem_is_here() -> bool:
 
 
 def spec(rate: str = "200mbit", rtt: str = "10ms", **more: Any) -> LinkSpec:
-    return LinkSpec("test", parse_rate_bytes_per_s(rate), parse_duration_s(rtt), **more)
+    return symmetric("test", parse_rate_bytes_per_s(rate), parse_duration_s(rtt), **more)
 
 
 class Peer:
@@ -203,7 +204,7 @@ def test_a_short_queue_drops_and_the_drops_are_counted(packet_backend: BackendNa
 
 def test_the_relay_says_what_it_does_not_apply() -> None:
     with open_link(spec(jitter_s=0.001, loss=0.01), "relay") as link:
-        assert (link.applied.jitter_s, link.applied.loss) == (0.0, 0.0)
+        assert (link.applied.jitter_s, link.applied.loss_rate) == (0.0, 0.0)
         notes = " ".join(link.notes)
         assert "jitter of 1ms is not applied" in notes
         assert "loss of 1% is not applied" in notes
@@ -340,8 +341,8 @@ POWERLESS = """
 """
 CHOOSER = """
     from netem.testlink import open_link
-    from netem.link import LinkSpec
-    with open_link(LinkSpec("test", 25e6, 0.01)) as link:
+    from netem.link import symmetric
+    with open_link(symmetric("test", 25e6, 0.01)) as link:
         print(link.backend, *link.notes, sep="\\n")
 """
 
@@ -369,8 +370,8 @@ def importable() -> dict[str, str]:
 HOLDER = """
     import sys, threading
     from netem.testlink import open_link
-    from netem.link import LinkSpec
-    with open_link(LinkSpec("held", 25e6, 0.01), sys.argv[1]) as link:
+    from netem.link import symmetric
+    with open_link(symmetric("held", 25e6, 0.01), sys.argv[1]) as link:
         print(link.backend, flush=True)
         threading.Event().wait()
 """

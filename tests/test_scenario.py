@@ -53,7 +53,7 @@ def test_the_paper_case_study_as_resolved() -> None:
     assert (s.scale.time, s.scale.bytes) == (10.0, 1000.0)
     assert s.link.rate_bytes_per_s == 12.5e9
     assert s.link.rtt_s == pytest.approx(0.8e-3)
-    assert (s.link.jitter_s, s.link.loss) == (0.0, 0.0)
+    assert (s.link.jitter_s, s.link.loss_rate) == (0.0, 0.0)
     assert s.fabric.rate_bytes_per_s == 50e9
     assert (s.transport.connections, s.transport.chunk_bytes) == (4, 262_144)
     assert s.transport.layerwise is True
@@ -112,7 +112,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("load.rate_req_per_s=1.6", lambda s: s.load.rate_req_per_s, 1.6),
         ("link.rtt=10ms", lambda s: s.link.rtt_s, 0.01),
         ('link.rtt="10ms"', lambda s: s.link.rtt_s, 0.01),
-        ("link.loss=0.1%", lambda s: s.link.loss, 0.001),
+        ("link.loss=0.1%", lambda s: s.link.loss_rate, 0.001),
         ("slo.ttft=10s", lambda s: s.slo.ttft_s, 10.0),
         ("transport.layerwise=false", lambda s: s.transport.layerwise, False),
         ("scheduling.admission=reserve_first", lambda s: s.scheduling.admission, "reserve_first"),
@@ -134,10 +134,46 @@ def test_the_last_override_of_a_key_wins() -> None:
 def test_a_link_profile_replaces_the_files_link_and_takes_changes() -> None:
     link = load_scenario(PAPER, ["link.profile=lossy_wan"]).link
     assert (link.name, link.rate_bytes_per_s, link.rtt_s) == ("lossy_wan", 5e9, 0.04)
-    assert link.loss == pytest.approx(5e-4)
+    assert link.loss_rate == pytest.approx(5e-4)
+    assert "variation of lossy_wan (diurnal) is not applied" in link.not_applied[0]
     link = load_scenario(PAPER, ["link.rtt=50ms", "link.profile=lossy_wan"]).link
     assert (link.rate_bytes_per_s, link.rtt_s) == (5e9, 0.05)
     assert link.name != "lossy_wan"
+
+
+WAN = """
+rate = "10gbit"
+rtt = "40ms"
+[far_to_near]
+rate = "20gbit"
+loss = { model = "bursts", rate = "0.05%", mean_burst_packets = 10 }
+"""
+
+
+def test_a_link_file_lies_beside_the_scenario_and_takes_changes(tmp_path: Path) -> None:
+    (tmp_path / "wan.toml").write_text(WAN)
+    path = written(tmp_path, TEXT)
+    link = load_scenario(path, ["link.file=wan.toml"]).link
+    assert (link.name, link.rtt_s) == ("wan", 0.04)
+    assert (link.rate_bytes_per_s, link.near_to_far.rate_bytes_per_s) == (2.5e9, 1.25e9)
+    assert (link.loss_rate, link.near_to_far.loss_rate) == (pytest.approx(5e-4), 0.0)
+    changes = ["link.file=wan.toml", "link.rtt=10ms", "link.per_flow_cap=5gbit"]
+    link = load_scenario(path, changes).link
+    assert link.name == "wan, changed"
+    assert (link.rtt_s, link.rate_bytes_per_s, link.per_flow_cap_bytes_per_s) == (
+        pytest.approx(0.01),
+        2.5e9,
+        6.25e8,
+    )
+
+
+def test_a_faulty_link_file_is_told_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path, TEXT)
+    (tmp_path / "wan.toml").write_text(WAN.replace("rtt", "rrt"))
+    message = refusal(path, "link.file=wan.toml")
+    assert all(word in message for word in ("'link'", "wan.toml", "'rrt'", "did you mean 'rtt'"))
+    assert "does not exist" in refusal(path, "link.file=nowhere.toml")
+    assert "not both" in refusal(path, "link.file=wan.toml", "link.profile=same_metro")
 
 
 def test_defaults_fill_the_optional_tables(tmp_path: Path) -> None:
@@ -345,7 +381,7 @@ def test_the_manifest_is_json_with_units_in_its_names() -> None:
     manifest = to_manifest(load_scenario(PAPER))
     again = json.loads(json.dumps(manifest, allow_nan=False))
     assert again == manifest
-    assert again["link"]["rate_bytes_per_s"] == 12.5e9
+    assert again["link"]["far_to_near"]["rate_bytes_per_s"] == 12.5e9
     assert again["slo"] == {"tpot_s": 0.025, "ttft_s": None}
     point = again["hardware"]["h20"]["profile"]["prefill_points"][0]
     assert point["provenance"] == "stand_in"
@@ -387,7 +423,7 @@ def test_every_record_is_frozen_and_has_slots() -> None:
     s = load_scenario(PAPER)
     records = [getattr(s, field.name) for field in fields(s)]
     records = [s, *(record for record in records if is_dataclass(record))]
-    assert len(records) == 11
+    assert len(records) == 13
     for record in records:
         with pytest.raises(FrozenInstanceError):
             setattr(record, fields(record)[0].name, None)

@@ -16,7 +16,7 @@ from harness.scenario import Fabric, Scenario, load_scenario
 from harness.simulator import SimulatedRequest, Simulation, simulate
 from harness.utilisation import predict_utilisation
 from harness.workload import build_schedule
-from netem.link import LinkSpec
+from netem.link import symmetric
 
 PAPER = Path(__file__).parent.parent / "scenarios" / "paper-case-study.toml"
 NAMES = ("prfaas_pd", "homogeneous_pd", "naive_heterogeneous")
@@ -104,7 +104,7 @@ def test_exposed_transfer_of_a_request_alone(
     """max over k of (ready_k + bytes from layer k on / rate), whatever limits."""
     scenario = replace(
         paper,
-        link=LinkSpec("test", rate, 0.04),
+        link=symmetric("test", rate, 0.04),
         fabric=Fabric(rate),
         transport=replace(paper.transport, layerwise=layerwise),
     )
@@ -139,7 +139,7 @@ def test_two_requests_share_the_link_layer_by_layer(paper: Scenario) -> None:
     """At the end of prefill both KVs are ready at once: the second waits for the whole first."""
     scenario = replace(
         paper,
-        link=LinkSpec("slow", 1e8, 0.0),
+        link=symmetric("slow", 1e8, 0.0),
         transport=replace(paper.transport, layerwise=False),
     )
     rows = simulate(
@@ -202,7 +202,7 @@ def test_the_terms_add_up_and_nothing_is_lost(name: str, admission: str, rate: f
             "scheduling.admission_deadline='600s'",
         ],
     )
-    scenario = replace(scenario, link=LinkSpec("test", rate, 0.03))
+    scenario = replace(scenario, link=symmetric("test", rate, 0.03))
     schedule = build_schedule(scenario.workload, scenario.load)
     result = simulate(scenario, name, schedule)
     assert [r.rid for r in result.requests] == [r.rid for r in schedule]
@@ -271,7 +271,7 @@ def test_no_slot_by_the_deadline_is_a_failure(paper: Scenario, admission: str) -
 
 
 def test_first_token_from_prefill_hides_transfer_and_admission(paper: Scenario) -> None:
-    link = LinkSpec("slow", 1e8, 0.1)
+    link = symmetric("slow", 1e8, 0.1)
     scenario = replace(
         paper, link=link, scheduling=replace(paper.scheduling, ttft_source="prefill")
     )

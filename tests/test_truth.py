@@ -11,7 +11,7 @@ from live import Live, flat_profile, live, scenario
 from harness.record.budget import budget_terms, residual_s, token_times
 from harness.record.spool import ClientRow, GatewayRow, by_rid, read_rows
 from harness.scenario import Scenario
-from netem.link import LinkSpec
+from netem.link import symmetric
 from netem.testlink import open_link
 
 PREFILL_S, STEP_S, OUTPUT_TOKENS = 0.2, 0.02, 12
@@ -90,7 +90,7 @@ def test_a_delayed_hop_shows_in_the_residual_and_nowhere_else(served: Live) -> N
     plain_s = statistics.median(residuals_s(replayed(served, None)))
     for name in ("client", "gateway"):
         os.truncate(served.run.spool_path(served.cell, name), 0)  # the gateway has it open
-    with open_link(LinkSpec("slow hop", 1.25e9, 2 * HOP_S), "relay") as hop:
+    with open_link(symmetric("slow hop", 1.25e9, 2 * HOP_S), "relay") as hop:
         address = hop.expose(hop.near, served.testbed.gateway_port)
         rows = replayed(served, address)
     # The connection is open before the planned send, so one way there and one way back is left.

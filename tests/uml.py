@@ -26,7 +26,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MODULES = ("sch_netem", "veth", "tun")
+MODULES = (
+    "sch_netem", "veth", "tun", "ifb", "dummy", "sch_fq", "sch_htb", "sch_tbf", "sch_ingress",
+    "cls_u32", "cls_matchall", "act_mirred",
+)  # fmt: skip
 MODULE_ROOT = Path("/usr/lib/uml/modules")
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/run"))
 RESULTS = Path("/mnt")
@@ -34,6 +37,7 @@ RESULTS = Path("/mnt")
 _FINIT_MODULE = 313  # x86-64, the one architecture user-mode-linux is built for
 _RB_POWER_OFF = 0x4321FEDC
 _NO_RESULT, _TIMED_OUT = 125, 124
+_NICENESS = -10
 
 
 def run(command: list[str], memory: str, timeout_s: float) -> int:
@@ -54,6 +58,11 @@ def run(command: list[str], memory: str, timeout_s: float) -> int:
                 ],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
             )  # fmt: skip
+            with suppress(OSError):
+                # Ahead of other work: a guest that waits for a processor measures that wait. The
+                # guest is a session of its own, and such may be weighed as a whole.
+                os.setpriority(os.PRIO_PROCESS, guest.pid, _NICENESS)
+                Path(f"/proc/{guest.pid}/autogroup").write_text(str(_NICENESS))
             try:
                 in_time = follow(guest, folder / "output", time.monotonic() + timeout_s)
             finally:

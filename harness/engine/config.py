@@ -4,7 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from harness.attention import KvDtype
 from harness.core import Role
+from harness.profile_file import ProfileSource
 
 
 class InstanceConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -22,8 +24,9 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     cluster: str
     address: str
     instances: list[InstanceConfig]
-    profiles: dict[str, str]
+    profiles: dict[str, ProfileSource]
     architecture: str
+    kv_dtype: KvDtype
     time_scale: float
     byte_scale: float
     seed: int
@@ -36,6 +39,7 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     chunk_bytes: int
     pacing_bytes_per_s: float | None
     decode_step_s: float
+    decode_max_batch: int
     transfer_deadline_wall_s: float
     sample_period_wall_s: float
     max_connections: int

@@ -27,7 +27,6 @@ from harness.engine.emulated import EmulatedDecode, EmulatedPrefill, KvBytes
 from harness.engine.handoff import DecodeEnd, PrefillEnd
 from harness.engine.metrics import EngineMetrics
 from harness.engine.timeline import Alarm
-from harness.profile_file import load_profile
 from harness.server import arrival_mono_ns, bearer, read_body, running, serve_http
 from harness.surface.generate import (
     MAX_BODY_BYTES,
@@ -260,10 +259,13 @@ class Worker:
             receiver = KvReceiver(secret, limits)
             stack.push_async_callback(receiver.close)
             self.kv_port = await receiver.start(config.address, 0)
-        profiles = {name: load_profile(Path(path)) for name, path in config.profiles.items()}
-        kv = KvBytes(load_architecture(Path(config.architecture)), config.byte_scale, config.seed)
+        profiles = {name: source.load() for name, source in config.profiles.items()}
+        kv = KvBytes(
+            load_architecture(Path(config.architecture), config.kv_dtype),
+            config.byte_scale,
+            config.seed,
+        )
         for instance in config.instances:
-            profile = profiles[instance.hardware]
             end: End
             if instance.role == "prefill":
                 sender = KvSender(
@@ -276,14 +278,16 @@ class Worker:
                 )
                 stack.push_async_callback(sender.close)
                 senders.append(sender)
-                engine = EmulatedPrefill(alarm, profile, config.time_scale, config.layerwise)
+                engine = EmulatedPrefill(
+                    alarm, profiles[instance.hardware], config.time_scale, config.layerwise
+                )
                 end = PrefillEnd(engine, kv, sender, config)
                 await stack.enter_async_context(running(engine.serve()))
             else:
                 assert receiver is not None
                 decode = EmulatedDecode(
                     alarm,
-                    profile.decode_max_batch,
+                    config.decode_max_batch,
                     config.decode_step_s / config.time_scale,
                     config.stream_interval_tokens,
                 )

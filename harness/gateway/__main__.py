@@ -12,7 +12,6 @@ from harness.core import EngineError, Route
 from harness.gateway.config import GatewayConfig
 from harness.gateway.front import Front
 from harness.gateway.upstream import Upstream
-from harness.profile_file import load_profile
 from harness.scheduling.config import transfer_tail_function
 from harness.scheduling.scheduler import Scheduler, SchedulerConfig
 from harness.server import serve_http
@@ -21,23 +20,22 @@ from harness.surface.generate import MAX_BODY_BYTES
 
 def scheduler_of(config: GatewayConfig) -> Scheduler:
     """The scheduler of the gateway's deployment, on the profiles' costs."""
-    profiles = {name: load_profile(Path(path)) for name, path in config.profiles.items()}
-    decode = profiles[config.decode_hardware]
+    profiles = {name: source.load() for name, source in config.profiles.items()}
     return Scheduler(
         SchedulerConfig(
             instances=tuple(worker.instance() for worker in config.workers),
             prefill_s={name: profile.prefill_s for name, profile in profiles.items()},
             decode_step_s=config.decode_step_s,
-            decode_max_batch=decode.decode_max_batch,
+            decode_max_batch=config.decode_max_batch,
             threshold_tokens=config.threshold_tokens,
             admission=config.admission,
-            link_delay_s=config.link_delay_s,
+            link_delay_s=config.dispatch_delay_s,
             transfer_tail_s=transfer_tail_function(
-                load_architecture(Path(config.architecture)),
+                load_architecture(Path(config.architecture), config.kv_dtype),
                 layerwise=config.layerwise,
                 link_bytes_per_s=config.link_bytes_per_s,
                 fabric_bytes_per_s=config.fabric_bytes_per_s,
-                link_delay_s=config.link_delay_s,
+                link_delay_s=config.kv_delay_s,
             ),
         )
     )
@@ -45,7 +43,7 @@ def scheduler_of(config: GatewayConfig) -> Scheduler:
 
 def canary_tokens(config: GatewayConfig) -> int:
     """The shortest prompt that every profile has a cost for."""
-    return max(load_profile(Path(path)).covered_tokens[0] for path in config.profiles.values())
+    return max(source.load().covered_tokens[0] for source in config.profiles.values())
 
 
 async def serve() -> None:

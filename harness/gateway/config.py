@@ -4,7 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from harness.attention import KvDtype
 from harness.core import Instance, Role
+from harness.profile_file import ProfileSource
 
 
 class WorkerAddress(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,11 +30,12 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True):
     port: int
     model: str
     workers: list[WorkerAddress]
-    profiles: dict[str, str]
+    profiles: dict[str, ProfileSource]
     architecture: str
+    kv_dtype: KvDtype
     threshold_tokens: int | None
-    decode_hardware: str
     decode_step_s: float
+    decode_max_batch: int
     admission: Literal["push_then_admit", "reserve_first"]
     ttft_source: Literal["decode", "prefill"]
     time_scale: float
@@ -40,7 +43,8 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True):
     layerwise: bool
     link_bytes_per_s: float
     fabric_bytes_per_s: float
-    link_delay_s: float
+    dispatch_delay_s: float
+    kv_delay_s: float
     request_timeout_wall_s: float
     max_in_flight: int
     api_key: str

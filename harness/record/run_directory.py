@@ -86,7 +86,10 @@ class Manifest:
     link_backend: str | None = None
     link_requested: dict[str, Any] | None = None
     link_applied: dict[str, Any] | None = None
+    link_ceiling: dict[str, Any] | None = None
     link_check: dict[str, Any] | None = None
+    link_check_after: dict[str, Any] | None = None
+    link_changes: tuple[dict[str, Any], ...] = ()
     link_failures: tuple[str, ...] = ()
     link_notes: tuple[str, ...] = ()
     models: dict[str, DeploymentModel] = field(default_factory=dict)

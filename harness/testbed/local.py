@@ -19,12 +19,15 @@ from harness.deployment import Deployment
 from harness.engine.config import EngineConfig, InstanceConfig
 from harness.gateway.config import GatewayConfig, WorkerAddress
 from harness.load.plan import Plan, write_plan
+from harness.profile_file import ProfileSource
 from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario
-from harness.scheduling.config import decode_step_s
+from harness.scheduling.config import decode_batch, decode_step_s
 from harness.testbed.children import GRACE_S, Child, Children
 from harness.testbed.sampler import LinkSampler
 from netem.testlink import Site, TestLink
+from netem.variation import LinkSchedule
+from netem.variation_run import Applied
 
 READY_TIMEOUT_S = 60.0
 #: From the order to start until the first planned instant, so that no process is late for it.
@@ -36,13 +39,15 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What the load process said at its end, and the run's planned origin."""
+    """What the load process said at its end, the run's planned origin, and how the link changed
+    since, in wall seconds."""
 
     start_mono_ns: int
     end_mono_ns: int
     completed: int
     failed: int
     unsent: int
+    link_changes: tuple[Applied, ...]
 
 
 class LocalTestbed:
@@ -137,9 +142,9 @@ class LocalTestbed:
     def _log(self, name: str) -> Path:
         return self._run.cell_path(self._cell) / f"{name}.log"
 
-    def _profile_paths(self) -> dict[str, str]:
+    def _profiles(self) -> dict[str, ProfileSource]:
         return {
-            name: str(hardware.profile.path.absolute())
+            name: ProfileSource(str(hardware.profile.path.absolute()), hardware.extrapolate)
             for name, hardware in self._scenario.hardware.items()
         }
 
@@ -152,8 +157,9 @@ class LocalTestbed:
             cluster=cluster,
             address=site.address,
             instances=[InstanceConfig(i.name, i.role, i.hardware) for i in instances],
-            profiles=self._profile_paths(),
+            profiles=self._profiles(),
             architecture=str(scenario.model.architecture.path.absolute()),
+            kv_dtype=scenario.model.architecture.kv_dtype,
             time_scale=scale.time,
             byte_scale=scale.bytes,
             seed=scenario.load.seed,
@@ -166,6 +172,7 @@ class LocalTestbed:
             chunk_bytes=scenario.transport.chunk_bytes,
             pacing_bytes_per_s=None if cluster == PRFAAS else fabric_bytes_per_s,
             decode_step_s=decode_step_s(scenario, self._deployment),
+            decode_max_batch=decode_batch(scenario, self._deployment),
             transfer_deadline_wall_s=self._timeout_wall_s(),
             sample_period_wall_s=SAMPLE_PERIOD_WALL_S,
             **self._receiver_bounds(),
@@ -209,11 +216,12 @@ class LocalTestbed:
                 WorkerAddress(i.name, i.cluster, i.role, i.hardware, *addresses[i.name])
                 for i in instances
             ],
-            profiles=self._profile_paths(),
+            profiles=self._profiles(),
             architecture=str(scenario.model.architecture.path.absolute()),
+            kv_dtype=scenario.model.architecture.kv_dtype,
             threshold_tokens=self._deployment.threshold_tokens,
-            decode_hardware=self._deployment.pd_hardware,
             decode_step_s=decode_step_s(scenario, self._deployment),
+            decode_max_batch=decode_batch(scenario, self._deployment),
             admission=scenario.scheduling.admission,
             ttft_source=scenario.scheduling.ttft_source,
             time_scale=scenario.scale.time,
@@ -221,7 +229,8 @@ class LocalTestbed:
             layerwise=scenario.transport.layerwise,
             link_bytes_per_s=scenario.link.rate_bytes_per_s,
             fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
-            link_delay_s=self._link.applied.rtt_s * scenario.scale.time / 2,
+            dispatch_delay_s=self._link.applied.near_to_far.delay_s * scenario.scale.time,
+            kv_delay_s=self._link.applied.far_to_near.delay_s * scenario.scale.time,
             request_timeout_wall_s=self._timeout_wall_s(),
             max_in_flight=100_000,
             api_key=self.gateway_key,
@@ -266,8 +275,11 @@ class LocalTestbed:
         load = self._start("load", self._link.near, ["-m", "harness.load", str(plan_path)])
         self._children.wait_for(load, "ready", READY_TIMEOUT_S)
         plan_path.unlink()  # it holds the gateway's key and has been read
-        with LinkSampler(self._link, Path(self._spool("link"))) as sampler:
-            start_ns = time.monotonic_ns() + round(LEAD_S * 1e9)
+        start_ns = time.monotonic_ns() + round(LEAD_S * 1e9)
+        with (
+            LinkSampler(self._link, Path(self._spool("link"))) as sampler,
+            self._link.run_schedule(self._link_schedule(), start_ns / 1e9) as variation,
+        ):
             started(start_ns)
             self._gateway.tell({"start_mono_ns": start_ns})
             load.tell({"start_mono_ns": start_ns})
@@ -282,8 +294,18 @@ class LocalTestbed:
         end_ns = time.monotonic_ns()
         self._children.stop(load)
         return LoadResult(
-            start_ns, end_ns, finished["completed"], finished["failed"], finished["unsent"]
+            start_ns,
+            end_ns,
+            finished["completed"],
+            finished["failed"],
+            finished["unsent"],
+            variation.log,
         )
+
+    def _link_schedule(self) -> LinkSchedule:
+        """The link's changes on the wall clock; none where it is steady."""
+        scale, schedule = self._scenario.scale, self._scenario.link_schedule
+        return LinkSchedule(()) if schedule is None else schedule.scaled(scale.time, scale.bytes)
 
     def _follow(
         self, load: Child, sampler: LinkSampler, progress: Progress, deadline_s: float

@@ -1,0 +1,332 @@
+"""A real netem kernel: what is set is read back, and does what it says.
+
+``nox -s netem`` boots such a kernel where this machine's has no tc-netem. A loaded host holds
+single packets up for many milliseconds: delays are asserted at the median, deviations by quartiles.
+"""
+
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from netem_draws import netems
+from netem_packets import Stream, pings_s, stream
+from test_netem_attributes import EVERYTHING
+
+from netem.attributes import Netem, told_by_a_dump
+from netem.link import JitterDistribution, LinkError, LinkSpec, Slot, symmetric
+from netem.loss import FourStateLoss, GilbertElliott, IndependentLoss, Loss, bursty
+from netem.qdisc import add_netem, change_netem, read_netem
+from netem.routed import RoutedPath, open_netem
+from netem.wiring import Place, line_of_namespaces
+
+pytestmark = [pytest.mark.netem, pytest.mark.netadmin]
+
+GBIT = 125e6
+#: A queue that holds all that a test sends, so that only what the test asks for is lost.
+DEEP = 1_000_000
+
+
+def deep(rate_bytes_per_s: float = GBIT, rtt_s: float = 0.0, **more: object) -> LinkSpec:
+    return symmetric("test", rate_bytes_per_s, rtt_s, limit_packets=DEEP, **more)
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[list[Place]]:
+    """Two namespaces and a wire with a netem to change."""
+    with line_of_namespaces(2, 1500) as line:
+        add_netem(line[0].route, line[0].to_far, Netem(1000))
+        yield line
+
+
+@settings(database=None, deadline=None, max_examples=150)
+@given(netems, netems)
+@example(EVERYTHING, Netem(1000))
+@example(Netem(1000, 50_000_000_000), Netem(1000, 1))  # 400 Gbit/s, and no RATE64 after it
+def test_what_the_kernel_runs_is_what_was_sent(
+    places: list[Place], first: Netem, second: Netem
+) -> None:
+    """Whatever ran before: nothing that ``second`` leaves off is kept."""
+    near = places[0]
+    for netem in (first, second):
+        notes = change_netem(near.route, near.to_far, netem)
+        taken = read_netem(near.route, near.to_far)
+        assert told_by_a_dump(taken) == told_by_a_dump(netem)
+        assert [note for note in notes if "unsupported" in note] == (
+            list(notes) if netem.seed is not None and taken.seed != netem.seed else []
+        )
+
+
+@pytest.mark.parametrize("rate_gbit", [100, 400])
+def test_rates_that_need_64_bits_are_read_back(rate_gbit: int) -> None:
+    with open_netem(symmetric("fast", rate_gbit * GBIT, 0.001)) as path:
+        a, b = path.places[1:3]
+        for router, interface in ((a, a.to_far), (b, b.to_near)):
+            assert read_netem(router.route, interface).rate_bytes_per_s == rate_gbit * GBIT
+
+
+def test_a_delay_of_5_ms_each_way_reads_as_a_round_trip_of_10() -> None:
+    with open_netem(deep(rtt_s=0.010)) as path:
+        # The host only ever adds: the best of three medians is the least disturbed.
+        p50_s = min(statistics.median(pings_s(path, 40)) for _ in range(3))
+    assert p50_s == pytest.approx(0.010, abs=0.0005)
+
+
+def test_each_direction_has_its_own_delay() -> None:
+    spec = LinkSpec("odd", deep(rtt_s=0.004).near_to_far, deep(rtt_s=0.016).far_to_near)
+    with open_netem(spec) as path, stream(path) as flow:
+        there_s = statistics.median(one_way_s(flow, 50, 0.001))
+        both_s = min(statistics.median(pings_s(path, 40)) for _ in range(3))
+    assert there_s == pytest.approx(0.002, abs=0.0005)
+    assert both_s == pytest.approx(0.010, abs=0.0005)
+
+
+def one_way_s(flow: Stream, count: int, spacing_s: float) -> list[float]:
+    """Delays of numbered datagrams sent ``spacing_s`` apart."""
+    sent_s = []
+    for number in range(count):
+        sent_s.append(time.time())
+        flow.send([number])
+        time.sleep(max(0.0, sent_s[0] + (number + 1) * spacing_s - time.time()))
+    return [arrival.time_s - sent_s[arrival.number] for arrival in flow.arrivals()]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "deviation", "most"), [("uniform", 3**-0.5, 1.0), ("normal", 1.0, 4.0)]
+)
+def test_jitter_has_its_deviation(
+    distribution: JitterDistribution, deviation: float, most: float
+) -> None:
+    delay_s, jitter_s = 0.010, 0.002
+    spec = deep(rtt_s=2 * delay_s, jitter_s=jitter_s, jitter_distribution=distribution)
+    with open_netem(spec) as path, stream(path) as flow:
+        # So far apart that hardly one would overtake another, which is not allowed.
+        delays_s = one_way_s(flow, 500, 3 * jitter_s)
+    # What the host held up lies outside what the jitter can do.
+    in_range = [d for d in delays_s if abs(d - delay_s) < (most + 0.5) * jitter_s]
+    assert len(in_range) > 0.9 * len(delays_s)
+    assert statistics.pstdev(in_range) == pytest.approx(deviation * jitter_s, rel=0.15)
+
+
+def test_pareto_jitter_is_skewed() -> None:
+    spec = deep(rtt_s=0.020, jitter_s=0.002, jitter_distribution="pareto")
+    with open_netem(spec) as path, stream(path) as flow:
+        tenths = statistics.quantiles(one_way_s(flow, 300, 0.005), n=10)
+    low, middle, high = tenths[0], tenths[4], tenths[8]
+    # By the table 1.60 deviations lie above the median and 0.47 below; normal are 1.28 and 1.28.
+    assert high - middle > 2 * (middle - low)
+
+
+def bursts(lost: list[bool]) -> list[int]:
+    return [sum(1 for _ in run) for is_lost, run in groupby(lost) if is_lost]
+
+
+def test_independent_loss_has_its_rate() -> None:
+    with open_netem(deep(loss=0.01)) as path, stream(path) as flow:
+        lost = flow.lost(50_000)
+        assert path.counters().near_to_far.dropped == sum(lost)
+    assert sum(lost) / len(lost) == pytest.approx(0.01, abs=0.002)
+    assert statistics.fmean(bursts(lost)) == pytest.approx(
+        IndependentLoss(0.01).mean_burst_packets, rel=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "packets"),
+    [
+        (GilbertElliott(0.01, 0.1), 200_000),
+        (GilbertElliott(0.02, 0.2, loss_bad=0.7, loss_good=0.01), 40_000),
+        (FourStateLoss(p13=0.02, p31=0.2, p32=0.1, p23=0.3, p14=0.005), 40_000),
+        (IndependentLoss(0.05, correlation=0.5), 40_000),
+        (bursty(0.05, 3), 40_000),
+    ],
+    ids=["gemodel", "gemodel-h-k", "four-state", "correlated", "bursty"],
+)
+def test_a_loss_chain_has_its_rate_and_bursts(loss: Loss, packets: int) -> None:
+    with open_netem(deep(loss=loss)) as path, stream(path) as flow:
+        lost = flow.lost(packets)
+    assert sum(lost) / len(lost) == pytest.approx(loss.mean_rate, rel=0.2)
+    assert statistics.fmean(bursts(lost)) == pytest.approx(loss.mean_burst_packets, rel=0.2)
+
+
+@pytest.mark.parametrize(("rate_mbit", "mtu"), [(10, 1500), (100, 1500), (1000, 65_000)])
+def test_the_rate_is_that_of_ip_bytes(rate_mbit: int, mtu: int) -> None:
+    rate = rate_mbit * GBIT / 1000
+    with open_netem(deep(rate, mtu_bytes=mtu)) as path, stream(path) as flow:
+        assert measured_rate(flow, rate, mtu) == pytest.approx(rate, rel=0.03)
+
+
+def measured_rate(flow: Stream, expected: float, mtu: int) -> float:
+    """IP bytes per second of bursts that wait 0.3 s for the bottleneck; the median of three."""
+    count = round(0.3 * expected / mtu)
+    rates = []
+    for _ in range(3):
+        flow.send_offloaded(range(count), mtu - 28)
+        rates.append(arrival_rate([arrival.time_s for arrival in flow.arrivals()], mtu))
+    return statistics.median(rates)
+
+
+def arrival_rate(times_s: list[float], mtu: int) -> float:
+    """The median over pairs half the burst apart: a packet held up by the host spoils only its own.
+
+    The first tenth is left out: it may come while the burst is still being sent.
+    """
+    times_s = times_s[len(times_s) // 10 :]
+    half = len(times_s) // 2
+    spans_s = [after - before for before, after in zip(times_s, times_s[half:], strict=False)]
+    return half * mtu / statistics.median(spans_s)
+
+
+def test_a_change_is_in_force_within_20_ms() -> None:
+    slow, fast = deep(2.5e6), deep(5e6)
+    with open_netem(slow) as path, stream(path) as flow:
+        took_s = []
+        for spec in [fast, slow] * 5:
+            start_s = time.monotonic()
+            path.apply(spec)
+            took_s.append(time.monotonic() - start_s)
+        assert statistics.median(took_s) < 0.020
+        for spec in (fast, slow):
+            path.apply(spec)
+            assert path.applied == spec
+            rate = spec.rate_bytes_per_s
+            assert measured_rate(flow, rate, 1500) == pytest.approx(rate, rel=0.05)
+
+
+def test_a_hop_that_stays_the_same_is_not_touched() -> None:
+    """One way's rate changes: the other way goes on in the middle of its loss pattern."""
+    spec = deep(loss=GilbertElliott(0.5, 0.001))
+    faster = LinkSpec("faster", spec.near_to_far, deep(2 * GBIT).far_to_near)
+    with open_netem(spec) as path, stream(path) as flow:
+        # A burst of losses has a mean of 1000 packets: the chain is bad by then, and stays so.
+        assert sum(flow.lost(100)[50:]) > 40
+        path.apply(faster)
+        assert flow.lost(1) == [True]
+
+
+def test_a_running_link_takes_on_everything_but_mtu_and_the_presence_of_a_cap() -> None:
+    with open_netem(deep(rtt_s=0.002)) as path, stream(path) as flow:
+        assert sum(flow.lost(2000)) == 0
+        path.apply(deep(rtt_s=0.002, loss=GilbertElliott(0.1, 0.5), jitter_s=0.0005))
+        assert sum(flow.lost(2000)) > 100
+        path.apply(deep(rtt_s=0.002))
+        assert sum(flow.lost(2000)) == 0
+        with pytest.raises(LinkError, match="mtu"):
+            path.apply(deep(rtt_s=0.002, mtu_bytes=9000))
+        with pytest.raises(LinkError, match="per_flow_cap"):
+            path.apply(deep(rtt_s=0.002, per_flow_cap_bytes_per_s=1e6))
+
+
+def test_the_same_seed_loses_the_same_packets_or_the_kernel_is_said_not_to() -> None:
+    spec = deep(loss=0.05, seed=7)
+    patterns = []
+    for _ in range(2):
+        with open_netem(spec) as path, stream(path) as flow:
+            patterns.append(flow.lost(3000))
+            notes = path.notes
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    unsupported = [note for note in notes if "seed for netem is unsupported" in note]
+    if release < (6, 6):
+        assert len(unsupported) == 1
+    else:
+        assert not unsupported
+        assert patterns[0] == patterns[1]
+        assert any(patterns[0])
+
+
+def test_loss_by_megabyte_is_that_of_packets_although_tcp_sends_offload_packets() -> None:
+    loss = 0.02
+    by_packet = loss * 1e6 / 1500
+    with open_netem(deep(loss=loss)) as path:
+        assert dropped_per_megabyte(path, 15_000_000) == pytest.approx(by_packet, rel=0.3)
+        # What it would be without that care: one draw for up to 64 kB.
+        path.places[0].set_offload(path.places[0].to_far, whole=True)
+        assert dropped_per_megabyte(path, 15_000_000) < by_packet / 3
+
+
+def dropped_per_megabyte(path: RoutedPath, size: int) -> float:
+    """Packets dropped by MB that a TCP connection from near offers to the link."""
+    before = path.counters().near_to_far
+    far, near = path.far.namespace, path.near.namespace
+    assert far is not None
+    assert near is not None
+    with far.run(lambda: socket.create_server((path.far.address, 0))) as server:
+        address = server.getsockname()
+        with near.run(lambda: socket.create_connection(address, 30)) as client:
+            there, _ = server.accept()
+            with there:
+                sending = threading.Thread(target=client.sendall, args=(bytes(size),))
+                sending.start()
+                left = size
+                while left:
+                    left -= len(there.recv(1 << 20))
+                sending.join()
+    after = path.counters().near_to_far
+    dropped = after.dropped - before.dropped
+    return dropped / ((after.bytes - before.bytes) / 1e6)
+
+
+def test_every_flow_is_capped_by_itself() -> None:
+    cap, count = 1.25e6, 400
+    spec = deep(GBIT, per_flow_cap_bytes_per_s=cap)
+    with open_netem(spec) as path, stream(path) as one, stream(path) as two:
+        for first in range(0, count, 40):
+            for flow in (one, two):
+                flow.send_offloaded(range(first, first + 40), 1472)
+        times_s = [[a.time_s for a in flow.arrivals()] for flow in (one, two)]
+        assert [len(each) for each in times_s] == [count, count]
+        for each in times_s:
+            # fq makes up for a late wake-up in part only: a busy host takes from the rate.
+            assert 0.85 * cap < arrival_rate(each, 1500) < 1.05 * cap
+        # Side by side, not one after the other.
+        assert times_s[0][0] < times_s[1][count // 2]
+        assert times_s[1][0] < times_s[0][count // 2]
+
+
+def test_ecn_marks_instead_of_losing() -> None:
+    with open_netem(deep(loss=0.1, ecn=True)) as path, stream(path) as flow:
+        flow.sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 2)  # ECT(0)
+        flow.send(range(5000))
+        marks = [arrival.tos & 3 for arrival in flow.arrivals()]
+    assert len(marks) == 5000
+    assert marks.count(3) / 5000 == pytest.approx(0.1, abs=0.02)
+
+
+def test_packets_overtake_are_doubled_and_damaged_as_often_as_asked() -> None:
+    with open_netem(deep(rtt_s=0.1, reorder=0.1)) as path, stream(path) as flow:
+        delays_s = one_way_s(flow, 2000, 0.0)
+        assert sum(d < 0.025 for d in delays_s) / 2000 == pytest.approx(0.1, abs=0.03)
+        path.apply(deep(rtt_s=0.002, duplicate=0.1))
+        flow.send(range(3000))
+        assert len(flow.arrivals()) / 3000 == pytest.approx(1.1, abs=0.025)
+        path.apply(deep(rtt_s=0.002, corrupt=0.2))
+        # One bit of a large datagram is hardly ever one that no checksum covers.
+        flow.send(range(3000), 1400)
+        assert len(flow.arrivals()) / 3000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_slots_let_packets_through_in_groups() -> None:
+    slot = Slot(min_delay_s=0.010, max_delay_s=0.010, packets=5)
+    with open_netem(deep(rtt_s=0.002, slot=slot)) as path, stream(path) as flow:
+        flow.send(range(100))
+        times_s = [arrival.time_s for arrival in flow.arrivals()]
+    starts = [0, *(i for i in range(1, 100) if times_s[i] - times_s[i - 1] > 0.005), 100]
+    sizes = [after - before for before, after in pairwise(starts)]
+    assert statistics.median(sizes) == 5
+
+
+def test_counters_tell_what_arrived_and_what_was_dropped() -> None:
+    spec = symmetric("short", 1.25e6, 0.002, limit_packets=50)
+    with open_netem(spec) as path, stream(path) as flow:
+        flow.send(range(500), 1472)
+        arrived = len(flow.arrivals())
+        counted = path.counters().near_to_far
+    assert (counted.packets, counted.dropped) == (arrived, 500 - arrived)
+    assert counted.bytes == arrived * 1500
+    assert counted.queued_bytes == 0
+    assert 50 <= arrived < 200
