@@ -1,0 +1,1 @@
+"""Commands that measure and print JSON; each is a module: ``python -m benchmarks.NAME``."""
