@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signum, signal.default_int_handler)
     try:
         status: int = options.call(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as where it was closed
+            sys.stdout.flush()
     except PrfaasError as error:
         print(f"prfaas: {error}", file=sys.stderr)
         return error.exit_status

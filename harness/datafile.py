@@ -4,7 +4,6 @@ pydantic validates; here its errors become words. The first error told is an unk
 misspelt key is usually why another one is missing.
 """
 
-import difflib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from harness.core import ScenarioError
-
-#: Larger configuration files are refused before they are parsed.
-MAX_FILE_BYTES = 16 * 1024 * 1024
+from netem.datafile import MAX_FILE_BYTES
+from netem.datafile import nearest as nearest  # for whoever reads such files
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -105,13 +103,6 @@ def explain(
     if others:
         told += f" ({others} more like this.)" if unknown else f" ({others} more after this.)"
     return told
-
-
-def nearest(word: str, valid: list[str]) -> str | None:
-    """The valid key most like ``word``, if any is alike at all."""
-    lowered = {name.lower(): name for name in valid}
-    found = difflib.get_close_matches(word.lower()[:100], lowered, n=1, cutoff=0.5)
-    return lowered[found[0]] if found else None
 
 
 def valid_keys(model: type[BaseModel], location: Location) -> list[str]:

@@ -2,20 +2,23 @@
 
 The serving model of the emulated engine:
 
-* The gateway hands a request to its prefill instance at once, ``rtt/2`` later across the link.
+* The gateway hands a request to its prefill instance at once, a hop out later across the link.
 * A prefill instance serves one request at a time, first come first served, for T_prefill.
 * KV leaves over ``harness.kv_path``: one path for the whole link, shared by all that crosses it and
-  followed by ``rtt/2``; inside the PD cluster one path per sending instance at the fabric's rate.
+  followed by a hop back; inside the PD cluster one path per sending instance at the fabric's rate.
 * ``push_then_admit``: the decode instance grants slots in the order in which KV lands;
   ``reserve_first``: in the order of dispatch, and the request joins the prefill queue only then.
   A slot is held until (output_tokens - 1) steps after decoding began.
 * The first token reaches the gateway when the slot is granted (``ttft_source = "decode"``) or at
-  the end of prefill, ``rtt/2`` later across the link (``"prefill"``).
+  the end of prefill, a hop back later across the link (``"prefill"``).
 * A request that has no slot ``admission_deadline_s`` after it asked for one fails.
+
+A hop out is the delay of the link from near to far, where the gateway and PD are and where PrfaaS
+is; a hop back that from far to near, the way KV and answers go.
 
 Not modelled: jitter and loss of the link, protocol overhead, time spent in gateway and workers.
 
-With ``ttft_source = "decode"``, and with hop = ``rtt/2`` where the route crosses, else 0:
+With ``ttft_source = "decode"``, and with hop = the hop out where the route crosses, else 0:
 
     ttft_s = hop + prefill_queue_s + prefill_s + (landed - prefill end) + decode_admission_s
     transfer_s = (landed - prefill end) + hop
@@ -86,6 +89,7 @@ class _Live:
     route: Route
     service_s: float
     hop_s: float
+    back_s: float
     kv_bytes: int = 0
     start_s: float = 0.0
     end_s: float = 0.0
@@ -137,7 +141,8 @@ class _Run:
         self._deadline_s = scenario.scheduling.admission_deadline_s
         self._layerwise = scenario.transport.layerwise
         self._sizes = LayerSizes(scenario.model.architecture)
-        self._link = KvPath(scenario.link.rate_bytes_per_s, scenario.link.rtt_s / 2)
+        self._back_s = scenario.link.far_to_near.delay_s if transfer else 0.0
+        self._link = KvPath(scenario.link.rate_bytes_per_s, self._back_s)
         self._prefill = {
             i.name: _Prefill(self._path(i) if transfer else None)
             for i in config.instances
@@ -184,8 +189,9 @@ class _Run:
         )
         (action,) = self._scheduler.handle(arrived, now_s)
         assert isinstance(action, ev.Dispatch), "every instance is up, so nothing is refused"
-        hop_s = self._config.link_delay_s if action.route.crosses else 0.0
-        live = _Live(request, number, action.route, action.prefill_service_s, hop_s)
+        out_and_back_s = (self._config.link_delay_s, self._back_s)
+        hop_s, back_s = out_and_back_s if action.route.crosses else (0.0, 0.0)
+        live = _Live(request, number, action.route, action.prefill_service_s, hop_s, back_s)
         live.asked_slot_s = now_s
         if self._reserve_first:
             self._ask_slot(live, now_s)
@@ -273,7 +279,7 @@ class _Run:
     def _completed(self, live: _Live, now_s: float) -> SimulatedRequest:
         request = live.request
         from_prefill = self._scenario.scheduling.ttft_source == "prefill"
-        first_s = live.end_s + live.hop_s if from_prefill else live.granted_s
+        first_s = live.end_s + live.back_s if from_prefill else live.granted_s
         second_s = live.granted_s + self._config.decode_step_s
         return SimulatedRequest(
             rid=request.rid,

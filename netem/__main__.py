@@ -26,6 +26,9 @@ def main() -> int:
     except LinkError as error:
         print(f"netem: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 3
+    except OSError as error:
+        print(f"netem: {error}", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         return 130
     return status

@@ -11,6 +11,7 @@ from typing import Any
 
 #: Keys of a link file that have an option of their own.
 VALUES = ("rate", "rtt", "jitter", "loss")
+_MOST_FLOWS = 64
 
 
 def add_link(
@@ -37,7 +38,7 @@ def add_link(
     for parser, verb in ((show, "show"), (verify, "verify"), (down, "down")):
         parser.add_argument("name", nargs="?", help="which one, where several are up")
         parser.set_defaults(link_verb=verb)
-    verify.add_argument("--flows", type=int, default=4, metavar="N", help="how many (default 4)")
+    verify.add_argument("--flows", type=_flows, default=4, metavar="N", help="how many (default 4)")
     other = verify.add_argument_group("the other end of an interface's link")
     other.add_argument("--peer-shell", metavar="COMMAND", help='such as "ssh gpu-far-1"')
     other.add_argument("--peer-address", metavar="ADDRESS", help="where this node reaches it")
@@ -57,6 +58,13 @@ def add_link(
     profiles.set_defaults(link_verb="profiles")
     for parser in (up, show, verify, down, profiles):
         parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+
+
+def _flows(text: str) -> int:
+    """Each is a thread at both ends."""
+    if not (text.isdecimal() and 1 <= int(text) <= _MOST_FLOWS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number between 1 and {_MOST_FLOWS}")
+    return int(text)
 
 
 def _add_description(parser: argparse.ArgumentParser, purpose: str = "the link") -> None:

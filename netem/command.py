@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -27,7 +27,15 @@ from netem.nic_plan import NicPlan
 from netem.reaping import reap_stale, take_down
 from netem.remote import measured, remote_path
 from netem.site import counters_from_answer
-from netem.state import Entry, check_name, entries
+from netem.state import (
+    Entry,
+    FolderError,
+    check_name,
+    entries,
+    forget_name,
+    locked,
+    unreadable,
+)
 from netem.testlink import open_link
 from netem.units import format_size_bytes
 
@@ -49,7 +57,7 @@ def call(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     document, profile = described(options)
-    name = options.name or profile.spec.name
+    name = profile.spec.name if options.name is None else options.name
     try:
         check_name(name)
     except LinkError as error:
@@ -76,6 +84,7 @@ def _up(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     found = [entry for entry in entries() if options.name in (None, entry.name)]
+    _tell_unreadable()
     if options.name is not None and not found:
         raise UsageError(_unknown(options.name))
     shown = [(entry, _counters(entry)) for entry in found]
@@ -154,7 +163,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _become(command: Sequence[str]) -> int:
     """Go on as the command, with its own status, signals and terminal; returns if that fails."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it is where there is none
+        sys.stdout.flush()
     # What this program ignores or handles is not the command's.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_DFL)
@@ -207,6 +217,9 @@ def _wait(process: "subprocess.Popen[Any]", stack: ExitStack) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
+    if options.name in unreadable():
+        return _forget_unreadable(options)
+    _tell_unreadable()
     if options.all:
         chosen = [e for e in entries() if e.details.get("keeper") or not e.owner.is_alive()]
     elif options.name is None and not entries():
@@ -222,6 +235,15 @@ def _down(options: argparse.Namespace) -> int:
         if any(one.problems for one in removed) and not options.forget:
             print("put it in order and say it again, or --forget the record")
     return 1 if any(one.problems for one in removed) else 0
+
+
+def _forget_unreadable(options: argparse.Namespace) -> int:
+    if not options.forget:
+        raise LinkError(unreadable()[options.name])
+    with locked():
+        forget_name(options.name)
+    print("[]" if options.json else f"removed the record {options.name}")
+    return 0
 
 
 def _profiles(options: argparse.Namespace) -> int:
@@ -311,3 +333,10 @@ def _document(entry: Entry, counters: Mapping[str, Any]) -> dict[str, Any]:
 def _remove_stale() -> None:
     for removed in reap_stale():
         print(removed, file=sys.stderr)
+    with suppress(FolderError):  # a link for one command needs no record
+        _tell_unreadable()
+
+
+def _tell_unreadable() -> None:
+    for fault in unreadable().values():
+        print(fault, file=sys.stderr)

@@ -6,6 +6,7 @@ unknown key, the nearest valid one.
 
 import difflib
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -61,20 +62,26 @@ def validate(content: Any, model: type[ModelT], where: str) -> ModelT:
 
 def nearest(word: str, valid: list[str]) -> str | None:
     """The valid key most like ``word``, if any is alike at all."""
-    found = difflib.get_close_matches(word.lower()[:100], valid, n=1, cutoff=0.5)
-    return found[0] if found else None
+    lowered = {name.lower(): name for name in valid}
+    found = difflib.get_close_matches(word.lower()[:100], lowered, n=1, cutoff=0.5)
+    return lowered[found[0]] if found else None
 
 
 def _dotted(location: tuple[int | str, ...], content: Any) -> str:
-    """The key as the file has it: the tag of a tagged union is in the location, not in the file."""
+    """The key as the file has it.
+
+    A location goes on where the file does not: by the tag of a tagged union, and into the table
+    that was made of a text.
+    """
     *tables, key = location
     path = []
     for step in tables:
-        if isinstance(content, dict) and step not in content:
-            continue
-        path.append(str(step))
-        content = content[step]  # pydantic came this way
-    return ".".join([*path, str(key)])
+        with suppress(LookupError, TypeError):
+            content = content[step]
+            path.append(str(step))
+    if isinstance(content, dict | list):
+        path.append(str(key))
+    return ".".join(path)
 
 
 def _hint(location: tuple[int | str, ...], model: type[BaseModel]) -> str:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 DATAGRAM_BYTES = 64
 #: With the IP and the UDP header.
@@ -34,7 +35,8 @@ _SO_RCVBUFFORCE, _SO_TIMESTAMPNS, _SO_MEMINFO = 33, 35, 55
 _MEMINFO_DROPS, _MEMINFO = 8, struct.Struct("=9I")
 _TIMESPEC, _ANCILLARY_BYTES = struct.Struct("@ll"), 64
 
-Address = tuple[str, int]
+#: Host and port; for IPv6 what the system adds to them.
+Address = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,14 @@ class Tally:
     reordered: int
 
 
+def family(host: str) -> socket.AddressFamily:
+    """Of an address as text."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def receiver(host: str) -> socket.socket:
     """A bound, non-blocking socket with the largest receive buffer that can be had."""
-    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    opened = socket.socket(family(host), socket.SOCK_DGRAM)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     with suppress(PermissionError):  # beyond the system's limit only with CAP_NET_ADMIN
         opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
@@ -61,7 +68,7 @@ def receiver(host: str) -> socket.socket:
 
 def send(address: Address, count: int, per_s: float) -> None:
     """``count`` datagrams numbered from 0, in small batches at a steady pace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    with socket.socket(family(address[0]), socket.SOCK_DGRAM) as sender:
         sender.connect(address)
         start_s = time.monotonic()
         for number in range(count):
@@ -74,7 +81,7 @@ def tally(source: socket.socket, sent: int) -> Tally:
     """Judge what a receiver holds, in the order of its arrival."""
     meminfo = source.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
     dropped = _MEMINFO.unpack(meminfo)[_MEMINFO_DROPS]
-    return judge(sent, [_PAYLOAD.unpack(data)[0] for data, _, _ in _received(source)], dropped)
+    return judge(sent, [_PAYLOAD.unpack(data)[0] for data, _, _ in received(source)], dropped)
 
 
 def judge(sent: int, numbers: Sequence[int], receiver_dropped: int = 0) -> Tally:
@@ -96,10 +103,11 @@ def echo(source: socket.socket) -> None:
 
 
 def return_echoes(source: socket.socket) -> None:
-    """Send back what has come, each datagram with the time from its arrival until now."""
-    for data, age_s, sender in _received(source):
+    """Send back what has come, each datagram with the time since its arrival."""
+    for data, arrival_s, sender in received(source):
+        number, _ = _PAYLOAD.unpack(data)
         with suppress(BlockingIOError):  # a full socket loses the echo, as a full queue would
-            source.sendto(_PAYLOAD.pack(_PAYLOAD.unpack(data)[0], age_s), sender)
+            source.sendto(_PAYLOAD.pack(number, time.monotonic() - arrival_s), sender)
 
 
 def round_trips_s(
@@ -112,7 +120,7 @@ def round_trips_s(
     """
     sent_s: list[float] = []
     trips_s: dict[int, float] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as pinger:
+    with socket.socket(family(address[0]), socket.SOCK_DGRAM) as pinger:
         pinger.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         pinger.connect(address)
         pinger.setblocking(False)
@@ -138,20 +146,21 @@ def _take_echoes(
     while True:
         left_s = until_s - time.monotonic()
         if select.select([pinger], [], [], max(0.0, left_s))[0]:
-            for data, age_s, _ in _received(pinger):
+            for data, arrival_s, _ in received(pinger):
                 number, held_s = _PAYLOAD.unpack(data)
-                trip_s = time.monotonic() - age_s - held_s - sent_s[number]
-                trips_s.setdefault(number, trip_s)
+                trips_s.setdefault(number, arrival_s - held_s - sent_s[number])
         if left_s <= 0:
             return
 
 
-def _received(source: socket.socket) -> Iterator[tuple[bytes, float, Address]]:
-    """What has come since the last look: payload, seconds since its arrival, where from."""
+def received(source: socket.socket) -> Iterator[tuple[bytes, float, Address]]:
+    """What has come since the last look: payload, arrival by time.monotonic(), where from."""
     with suppress(BlockingIOError):
         while True:
             data, ancillary, _, sender = source.recvmsg(DATAGRAM_BYTES, _ANCILLARY_BYTES)
-            yield data, _age_s(ancillary), sender
+            age_s = _age_s(ancillary)
+            if len(data) == DATAGRAM_BYTES:  # or it is a stranger's
+                yield data, time.monotonic() - age_s, sender
 
 
 def _age_s(ancillary: list[tuple[int, int, bytes]]) -> float:
@@ -159,7 +168,8 @@ def _age_s(ancillary: list[tuple[int, int, bytes]]) -> float:
     now_ns = time.time_ns()
     ((_, _, stamp),) = ancillary
     seconds, nanoseconds = _TIMESPEC.unpack(stamp)
-    return max(0, now_ns - seconds * 10**9 - nanoseconds) / 1e9
+    age_ns: int = now_ns - seconds * 10**9 - nanoseconds
+    return max(0, age_ns) / 1e9
 
 
 def _longest_increasing(numbers: Sequence[int]) -> int:

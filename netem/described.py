@@ -15,6 +15,7 @@ from netem.link import LinkError
 from netem.link_file import LinkProfile, read_link, read_profile
 from netem.nic_plan import NicPlan
 from netem.units import parse_duration_s
+from netem.variation_file import check_variation
 
 _PROFILES = Path(__file__).parent / "profiles"
 
@@ -47,7 +48,9 @@ def described(options: argparse.Namespace) -> tuple[Mapping[str, Any], LinkProfi
         if "rtt" in given:
             document.pop("delay", None)
         document |= given
-        return document, read_link(document, name, where)
+        profile = read_link(document, name, where)
+        check_variation(profile.variation, f"the [variation] of {where}")
+        return document, profile
     except LinkError as error:
         raise UsageError(str(error)) from error
 
@@ -99,6 +102,9 @@ def duration(options: argparse.Namespace) -> float | None:
     if options.duration is None:
         return None
     try:
-        return parse_duration_s(options.duration)
+        duration_s = parse_duration_s(options.duration)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
+    if not duration_s:
+        raise UsageError("--for: a link that is up for no time is no link")
+    return duration_s

@@ -116,7 +116,7 @@ def examine() -> Examination:
     findings = (
         _kernel(), _python(), _capabilities(), _user_namespaces(), *_kernel_parts(probe),
         _tun(probe), _buffers(), _congestion_control(), _offloads(), _files(), _cores(),
-        _user_mode_linux(), _gpus(), _rdma(),
+        _kernel_for_tests(), _gpus(), _rdma(),
     )  # fmt: skip
     return Examination(findings, probe["backend"], tuple(probe["notes"]))
 
@@ -184,6 +184,7 @@ def _try_parts() -> dict[str, str | None]:
         assert index is not None
         found = {part: _try_qdisc(route, index, kind) for part, kind in _QDISCS.items()}
         found["ifb"] = _refusal(lambda: make_ifb(route, "probe", 1))
+        found["cls_u32"] = "cannot be tried without sch_ingress and ifb"
         if found["sch_ingress"] is None and found["ifb"] is None:
             ifb = Ifb("probe", "egress", "near_to_far", 1)
             found["cls_u32"] = _refusal(lambda: redirect(route, index, ifb, (_NOBODY,), {4: 1}))
@@ -198,7 +199,7 @@ def _try_parts() -> dict[str, str | None]:
 def _refusal(call: Callable[[], None]) -> str | None:
     try:
         call()
-    except LinkError as error:
+    except (LinkError, OSError) as error:
         return str(error)
     return None
 
@@ -329,12 +330,18 @@ def _cores() -> Finding:
     return Finding("cores", "limited", found, lacks, "a machine with more, or a smaller load")
 
 
-def _user_mode_linux() -> Finding:
-    path = shutil.which("linux.uml")
-    if path is not None:
-        return Finding("linux.uml", "ok", f"{path}: the tests can boot a kernel with netem")
+def _kernel_for_tests() -> Finding:
+    """Where this kernel has no netem the tests boot another: see tests/uml.py."""
+    name = "a kernel for tests"
+    for program in ("linux.uml", "qemu-system-x86_64"):
+        if (path := shutil.which(program)) is not None:
+            return Finding(name, "ok", f"{path}: the tests can boot one with netem")
     lacks = "the tests of the netem backend, where this kernel has no netem"
-    return Finding("linux.uml", "limited", "none", lacks, "`apt-get install user-mode-linux`")
+    remedy = (
+        "`apt-get install user-mode-linux`, or where that does not start "
+        "`apt-get install qemu-system-x86 linux-image-amd64`"
+    )
+    return Finding(name, "limited", "neither linux.uml nor qemu-system-x86_64", lacks, remedy)
 
 
 def _gpus() -> Finding:

@@ -108,8 +108,9 @@ def _answer(request: dict[str, Any], carriers: dict[str, Carrier]) -> dict[str, 
             answer["marked"] = sum(one.way.marked_total for one in carriers.values())
             return answer | {"mono_ns": time.monotonic_ns()}
         case {"op": "apply"}:
+            settings = {name: settings_from_json(request[name]) for name in carriers}
             for name, carrier in carriers.items():
-                carrier.way.change(settings_from_json(request[name]), time.monotonic())
+                carrier.way.change(settings[name], time.monotonic())
             return {"mono_ns": time.monotonic_ns()}
     raise ValueError(f"unknown request {request!r}")
 

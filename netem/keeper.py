@@ -241,7 +241,7 @@ def main() -> int:
     order = KeeperOrder(**json.loads(sys.stdin.readline()))
     try:
         keep(order, stop)
-    except LinkError as error:
+    except (LinkError, OSError) as error:
         # After the ready line this goes to the log: standard output is closed by then.
         with suppress(OSError):
             _say({"error": str(error)})

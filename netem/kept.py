@@ -20,7 +20,8 @@ from netem.state import FOLDER_VARIABLE, Entry, ProcessId, check_name, runtime_f
 from netem.variation import LinkSchedule
 from netem.variation_file import read_schedule, schedule_of
 
-_START_TIMEOUT_S, _ASK_TIMEOUT_S = 60.0, 120.0
+#: A verification takes its time, and waits for one under way; all else is told at once.
+_START_TIMEOUT_S, _VERIFY_TIMEOUT_S, _ASK_TIMEOUT_S = 60.0, 120.0, 15.0
 _MAX_DESCRIPTORS = 2
 _DAY_S = 86400.0
 
@@ -74,7 +75,7 @@ def start_keeper(order: KeeperOrder) -> Entry:
     with process.stdin, process.stdout:
         process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         process.stdin.close()
-        answer = _first_line(process)
+        answer = _first_line(process, folder / f"{order.name}.log")
     if "error" in answer:
         process.wait()
         raise LinkError(answer["error"])
@@ -85,7 +86,8 @@ def ask(entry: Entry, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[
     """Ask the keeper of a link; its answer and the descriptors that came with it."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_ASK_TIMEOUT_S)
+            verifies = request["op"] == "verify"
+            connection.settimeout(_VERIFY_TIMEOUT_S if verifies else _ASK_TIMEOUT_S)
             with short_path(entry.socket_path) as path:
                 connection.connect(path)
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -104,14 +106,15 @@ def ask(entry: Entry, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[
     return answer, list(descriptors)
 
 
-def _first_line(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+def _first_line(process: "subprocess.Popen[bytes]", log: Path) -> dict[str, Any]:
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     line = process.stdout.readline() if poll.poll(_START_TIMEOUT_S * 1e3) else b""
     if not line:
         process.kill()
-        return {"error": "the process that was to keep the link up died or hung while starting"}
+        fault = "the process that was to keep the link up died or hung while starting"
+        return {"error": f"{fault}; what it said is in {log}"}
     answer: dict[str, Any] = json.loads(line)
     return answer
 

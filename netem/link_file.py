@@ -237,11 +237,13 @@ def read_link(document: Mapping[str, Any], name: str, where: str) -> LinkProfile
         if "delay_s" in common:
             raise LinkError(f"Give either 'rtt' or 'delay' in {where}, not both.")
         common["delay_s"] = table.rtt / 2
+    near_to_far = _direction("near_to_far", common | table.near_to_far.values(), where)
+    far_to_near = _direction("far_to_near", common | table.far_to_near.values(), where)
     try:
         spec = LinkSpec(
             name,
-            _direction("near_to_far", common | table.near_to_far.values(), where),
-            _direction("far_to_near", common | table.far_to_near.values(), where),
+            near_to_far,
+            far_to_near,
             mtu_bytes=table.mtu,
             per_flow_cap_bytes_per_s=table.per_flow_cap,
             seed=table.seed,

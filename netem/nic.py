@@ -46,7 +46,7 @@ from netem.saved_qdiscs import (
     shaping,
     take_off,
 )
-from netem.site import DirectionCounters, LinkCounters
+from netem.site import DirectionCounters, LinkCounters, put_back_on_failure
 from netem.state import Entry, entries, locked, write
 
 #: Preferences our filters take from; lower ones come first.
@@ -79,10 +79,14 @@ class NicLink:
         """Shape as ``spec`` says from now on; what is held stays held."""
         self._assert_up()
         applied = self.nic.carries(self.plan.applied(spec))
+        with put_back_on_failure(lambda: self._change(self.applied)):
+            self._change(applied)
+        self.applied = applied
+
+    def _change(self, applied: LinkSpec) -> None:
         self._changes += 1
         for ifb in self.ifbs:
             change_ifb(self.route, ifb, applied, self._changes)
-        self.applied = applied
 
     def _assert_up(self) -> None:
         if not self.guard.is_watching:

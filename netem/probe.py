@@ -84,7 +84,8 @@ class Probe:
 def serve(host: str) -> None:
     """Answer connections, datagrams and requests until standard input ends."""
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((host, 0), backlog=64))
+        family = datagrams.family(host)
+        listener = stack.enter_context(socket.create_server((host, 0), family=family, backlog=64))
         echoer = stack.enter_context(datagrams.receiver(host))
         threading.Thread(target=_accept, args=(listener,), daemon=True).start()
         threading.Thread(target=datagrams.echo, args=(echoer,), daemon=True).start()

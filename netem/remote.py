@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from netem.check import link_failures, link_warnings, measure_path
+from netem.datagrams import family
 from netem.link import LinkError, LinkSpec
 from netem.site import LinkCounters, Path, Site, SiteName
 
@@ -75,9 +76,8 @@ def measured(path: Path, flows: int) -> dict[str, Any]:
 
 def _own_address(peer_address: str) -> str:
     """The address this node sends from to the peer; nothing is sent to find it."""
-    family = socket.AF_INET6 if ":" in peer_address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        with socket.socket(family(peer_address), socket.SOCK_DGRAM) as probe:
             probe.connect((peer_address, _DISCARD_PORT))
             return str(probe.getsockname()[0])
     except OSError as error:

@@ -59,9 +59,27 @@ class NicRecord:
 
     @classmethod
     def load(cls, document: dict[str, Any]) -> "NicRecord":
-        """From the JSON form of its fields."""
-        lists = {key: tuple(map(tuple, document[key])) for key in ("filters", "replaced")}
-        return cls(**document | lists | {"ifbs": tuple(document["ifbs"])})
+        """From the JSON form of its fields. LinkError when that is something else."""
+        try:
+            lists = {key: tuple(map(tuple, document[key])) for key in ("filters", "replaced")}
+            record = cls(**document | lists | {"ifbs": tuple(document["ifbs"])})
+            texts = [record.interface, record.network_namespace, *record.ifbs]
+            numbers = [record.index]
+            for hook, preference, protocol in record.filters:
+                if hook not in HOOKS:
+                    raise ValueError(f"there is no hook {hook!r}")
+                numbers += [preference, protocol]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("what is to be text is not")
+            if not all(isinstance(number, int) for number in numbers):
+                raise TypeError("what is to be a number is not")
+        except (TypeError, KeyError, ValueError) as error:
+            raise LinkError(
+                "the record of what was changed on an interface says nothing of use "
+                f"({type(error).__name__}: {error}); look at the interface's filters (tc filter "
+                "show dev INTERFACE egress) and at interfaces named prfaas-*"
+            ) from error
+        return record
 
 
 def network_namespace() -> str:

@@ -20,7 +20,7 @@ from netem.link import DIRECTIONS, Direction, DirectionName, LinkError, LinkSpec
 from netem.namespace import allow_window, congestion_control
 from netem.qdisc import QdiscCounters, add_netem, change_netem, read_counters, set_flow_cap
 from netem.rtnetlink import Rtnetlink
-from netem.site import DirectionCounters, LinkCounters, Site
+from netem.site import DirectionCounters, LinkCounters, Site, put_back_on_failure
 from netem.wiring import Place, address, line_of_namespaces
 
 #: Up to here two cores forward MTU-sized packets with ease; beyond, offload packets must do.
@@ -61,7 +61,7 @@ class RoutedPath:
 
     def counters(self) -> LinkCounters:
         """Totals of both directions; what a gate drops counts as dropped by the link."""
-        totals = {place: place.use(read_counters) for place in self.places[1:-1]}
+        totals = {place: read_counters(place.route) for place in self.places[1:-1]}
         near_to_far, far_to_near = (
             _summed([totals[place][index] for place, index in self._crossed(name)])
             for name in DIRECTIONS
@@ -69,7 +69,7 @@ class RoutedPath:
         return LinkCounters(time.monotonic_ns(), near_to_far, far_to_near)
 
     def apply(self, spec: LinkSpec) -> None:
-        """Change the running link. LinkError for what only a new one can have.
+        """Change the running link. LinkError, and no change, for what only a new one can have.
 
         Packets that wait or travel leave when they were to leave. A hop that stays the same is not
         touched; of one that changes, the loss model and the random draws start anew.
@@ -78,10 +78,10 @@ class RoutedPath:
             raise LinkError("the mtu of a running link cannot change; open another")
         if (spec.per_flow_cap_bytes_per_s is None) != (len(self.places) == _PLAIN_PLACES):
             raise LinkError("a running link cannot gain or lose its per_flow_cap; open another")
-        self.changes += 1
-        self._shape(spec, change_netem)
-        if spec.bdp_bytes > self.applied.bdp_bytes:
-            self._allow_window(spec)
+        with put_back_on_failure(lambda: self._change(self.applied)):
+            self._change(spec)
+            if spec.bdp_bytes > self.applied.bdp_bytes:
+                self._allow_window(spec)
         self.applied = spec
 
     def open(self) -> None:
@@ -93,25 +93,36 @@ class RoutedPath:
         if len(self.places) > _PLAIN_PLACES:
             self._note(_CAPPED)
 
+    def _change(self, spec: LinkSpec) -> None:
+        self.changes += 1
+        self._shape(spec, change_netem)
+
     def _shape(self, spec: LinkSpec, set_netem: SetNetem) -> None:
         for name in DIRECTIONS:
             one, qdiscs = spec.direction(name), hops(spec, name, self.changes)
             self._set_offload(name, one)
             *gate, bottleneck, way = self._crossed(name)
-            for hop in gate:
-                self._pace(hop, spec, one)
             for hop, netem in ((bottleneck, qdiscs.bottleneck), (way, qdiscs.way)):
                 setting = replace(netem, seed=None)
-                if self.settings.get(hop) != setting:
+                if self._unset(hop, setting):
                     place, index = hop
-                    self._note(*place.use(set_netem, index, netem))
+                    self._note(*set_netem(place.route, index, netem))
                     self.settings[hop] = setting
+            for hop in gate:
+                self._pace(hop, spec, one)
+
+    def _unset(self, what: object, setting: object) -> bool:
+        """Whether something is to be set; until it is, what it has is not known."""
+        if self.settings.get(what) == setting:
+            return False
+        self.settings.pop(what, None)
+        return True
 
     def _set_offload(self, name: DirectionName, one: Direction) -> None:
         """One draw and one queue place per offload packet would be up to 45 times too mild."""
         whole = not draws_by_packet(one) and one.rate_bytes_per_s > _PER_PACKET_RATE_BYTES_PER_S
         site = self.places[0 if name == "near_to_far" else -1]
-        if self.settings.get(name) != whole:
+        if self._unset(name, whole):
             site.set_offload(site.to_far or site.to_near, whole=whole)
             self.settings[name] = whole
         if whole:
@@ -127,9 +138,9 @@ class RoutedPath:
         """A cap above the rate is the rate: fq takes no more than 34 Gbit/s."""
         assert spec.per_flow_cap_bytes_per_s is not None
         setting = min(spec.per_flow_cap_bytes_per_s, one.rate_bytes_per_s), flow_limit_packets(spec)
-        if self.settings.get(hop) != setting:
+        if self._unset(hop, setting):
             place, index = hop
-            place.use(set_flow_cap, index, *setting)
+            set_flow_cap(place.route, index, *setting)
             self.settings[hop] = setting
 
     def _crossed(self, name: DirectionName) -> list[Hop]:

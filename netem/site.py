@@ -6,11 +6,12 @@ touch the link.
 """
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from netem.link import LinkSpec
+from netem.link import LinkError, LinkSpec
 from netem.namespace import Namespace
 
 SiteName = Literal["near", "far"]
@@ -62,7 +63,7 @@ class Path(Protocol):
 
     ``applied`` is what runs, which may be less than what was asked for; ``notes`` says why.
     ``apply`` changes the running link: what is held stays held, counters go on, ``applied``
-    follows. It raises LinkError for what the backend cannot do.
+    follows. It raises LinkError for what the backend cannot do, and the link is as it was then.
     """
 
     @property
@@ -84,6 +85,26 @@ class Path(Protocol):
     def apply(self, spec: LinkSpec) -> None: ...
 
     def counters(self) -> LinkCounters: ...
+
+
+@contextmanager
+def put_back_on_failure(put_back: Callable[[], None]) -> Iterator[None]:
+    """A change in several steps: when one fails, those before it are taken back.
+
+    LinkError says so when that fails too, since then the link is neither what it was nor what it
+    was to be.
+    """
+    try:
+        yield
+    except (LinkError, OSError) as error:
+        try:
+            put_back()
+        except (LinkError, OSError) as failure:
+            raise LinkError(
+                f"the link could be changed in part only ({error}) and not be put back "
+                f"({failure}): what runs is no description of it; close it and open another"
+            ) from error
+        raise
 
 
 def counters_from_answer(answer: dict[str, Any]) -> LinkCounters:

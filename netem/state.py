@@ -175,9 +175,26 @@ def locked() -> Iterator[Path]:
 
 
 def entries() -> tuple[Entry, ...]:
-    """All entries by name, those of dead owners included."""
-    found = (_read(path) for path in sorted(folder_path().glob("*.json")))
-    return tuple(entry for entry in found if entry is not None)
+    """All entries by name, those of dead owners included; see ``unreadable`` for the rest."""
+    return tuple(entry for entry in _records().values() if isinstance(entry, Entry))
+
+
+def unreadable() -> dict[str, str]:
+    """Names whose record says nothing of use, each with what is wrong with it."""
+    return {name: str(fault) for name, fault in _records().items() if isinstance(fault, LinkError)}
+
+
+def _records() -> dict[str, Entry | LinkError]:
+    """By name, what is recorded or why it cannot be read: one does not hide others."""
+    found: dict[str, Entry | LinkError] = {}
+    for path in sorted(folder_path().glob("*.json")):
+        try:
+            entry = _read(path)
+        except LinkError as error:
+            found[path.stem] = error
+        else:
+            found |= {} if entry is None else {entry.name: entry}
+    return found
 
 
 def claim(name: str, owner: ProcessId, details: dict[str, Any] | None = None) -> Entry:
@@ -214,22 +231,30 @@ def write(entry: Entry) -> None:
     path = runtime_folder() / f"{entry.name}.json"
     fresh = path.with_suffix(".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(entry), file, indent=1)
-        file.flush()
-        # A record of what was changed on an interface must survive what follows it.
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(entry), file, indent=1)
+            file.flush()
+            # A record of what was changed on an interface must survive what follows it.
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def forget(entry: Entry) -> None:
     """Remove what an entry has on disk; nothing when it is another's by now."""
-    path = runtime_folder() / f"{entry.name}.json"
-    present = _read(path)
-    if present is not None and present.link_id != entry.link_id:
-        return
-    for each in (entry.socket_path, entry.log_path, path.with_suffix(".new"), path):
-        each.unlink(missing_ok=True)
+    present = _read(runtime_folder() / f"{entry.name}.json")
+    if present is None or present.link_id == entry.link_id:
+        forget_name(entry.name)
+
+
+def forget_name(name: str) -> None:
+    """Remove what a name has on disk, whatever that is."""
+    check_name(name)
+    for suffix in ("sock", "log", "new", "json"):
+        (runtime_folder() / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
 def marked_processes(link_id: str) -> tuple[ProcessId, ...]:
@@ -249,13 +274,32 @@ def marked_processes(link_id: str) -> tuple[ProcessId, ...]:
 def _read(path: Path) -> Entry | None:
     try:
         document = json.loads(path.read_text())
-        return Entry(**document | {"owner": ProcessId(**document["owner"])})
+        entry = Entry(**document | {"owner": ProcessId(**document["owner"])})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LinkError(
-            f"{path} is not a record of a link ({error}); if nothing is up, remove it"
-        ) from error
+        raise LinkError(_no_record(path, f"{type(error).__name__}: {error}")) from error
+    if entry.name != path.stem or not _is_sound(entry):
+        raise LinkError(_no_record(path, "another name's, or a field is of the wrong type"))
+    return entry
+
+
+def _no_record(path: Path, why: str) -> str:
+    return (
+        f"{path} is not the record of a link ({why}). When nothing of it is up, "
+        f"`prfaas link down {path.stem} --forget` removes it"
+    )
+
+
+def _is_sound(entry: Entry) -> bool:
+    """What comes from a file may be anything; the link's id marks processes that are ended."""
+    owner = entry.owner
+    return (
+        all(isinstance(number, int) for number in (owner.pid, owner.start_ticks))
+        and all(isinstance(text, str) and text for text in (owner.boot_id, entry.link_id))
+        and isinstance(entry.since_unix_s, int | float)
+        and isinstance(entry.details, dict)
+    )
 
 
 def _boot_id() -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.control import Helper, helper
 from netem.direction_json import settings_to_json
@@ -38,8 +39,9 @@ ROUND_TRIP_FLOOR_S = 0.08e-3
 
 _DEVICE = "link0"
 _NEAR_ADDRESS, _FAR_ADDRESS, _PREFIX_LENGTH = "10.80.0.1", "10.80.0.2", 24
-#: The device's own queue only bridges the forwarder's wake-up; its default of 500 drops.
-_DEVICE_QUEUE_PACKETS = 50_000
+#: The device's own queue only bridges the forwarder's wake-up; its default of 500 drops. Kernels
+#: of 2026 (6.1.192 for one) refuse more than about 20,000 by ERANGE: the first that is taken.
+_DEVICE_QUEUE_PACKETS = 50_000, 16_384, 4096
 
 # linux/if_tun.h
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -147,6 +149,21 @@ def _settings(applied: LinkSpec) -> dict[str, Any]:
     return told
 
 
+def _set_up(mtu_bytes: int) -> None:
+    """The MTU and as long a queue as the kernel lets the device of this namespace have."""
+    index = socket.if_nametoindex(_DEVICE)
+    with IPRoute() as route:
+        route.link("set", index=index, mtu=mtu_bytes)
+        for packets in _DEVICE_QUEUE_PACKETS:
+            try:
+                route.link("set", index=index, txqlen=packets)
+            except NetlinkError as error:
+                if error.code != errno.ERANGE:
+                    raise
+            else:
+                return
+
+
 def _device(place: Namespace, address: str, applied: LinkSpec) -> int:
     """A TUN device inside a namespace, up; the descriptor of its user-space end."""
 
@@ -158,9 +175,7 @@ def _device(place: Namespace, address: str, applied: LinkSpec) -> int:
             )
             fcntl.ioctl(device, _TUNSETIFF, request)
             fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO_ECN)
-            with IPRoute() as route:
-                index = socket.if_nametoindex(_DEVICE)
-                route.link("set", index=index, mtu=applied.mtu_bytes, txqlen=_DEVICE_QUEUE_PACKETS)
+            _set_up(applied.mtu_bytes)
             set_address(_DEVICE, address, _PREFIX_LENGTH)
             allow_window(applied.bdp_bytes)
         except BaseException:

@@ -131,6 +131,12 @@ def read_schedule(path: Path, duration_s: float) -> LinkSchedule:
     return schedule_of(read_toml(path, "schedule"), f"the schedule {path}", duration_s, path.parent)
 
 
+def check_variation(variation: Mapping[str, Any], where: str) -> None:
+    """LinkError for a [variation] table that cannot be meant; files it names are not read."""
+    for one in validate(dict(variation), VariationTable, where).change:
+        one.change(where)
+
+
 def schedule_of(
     variation: Mapping[str, Any], where: str, duration_s: float, folder: Path
 ) -> LinkSchedule:

@@ -10,21 +10,16 @@ packets dropped while it lasts. Everything vanishes with the namespaces.
 
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
 
 from pyroute2 import IPRoute
 
 from netem.namespace import Namespace, namespace, set_address
 from netem.rtnetlink import RTM_NEWLINK, Rtnetlink, u32_attribute
-
-Given = TypeVarTuple("Given")
-Result = TypeVar("Result")
 
 _NEAR, _FAR = "near", "far"
 _PREFIX_LENGTH = 24
@@ -44,18 +39,12 @@ class Place:
     route: Rtnetlink
     to_near: int
     to_far: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def use(self, function: Callable[[Rtnetlink, *Given], Result], *arguments: *Given) -> Result:
-        """Call a function of the socket, as only one thread may at a time."""
-        with self.lock:
-            return function(self.route, *arguments)
 
     def set_offload(self, index: int, *, whole: bool) -> None:
         """Whether an interface sends segmentation-offload packets whole or cut to the MTU."""
         segments = u32_attribute(_IFLA_GSO_MAX_SEGS, _DEFAULT_GSO_MAX_SEGS if whole else 1)
         about = _IFINFOMSG.pack(socket.AF_UNSPEC, 0, index, 0, 0)
-        self.use(Rtnetlink.request, RTM_NEWLINK, about + segments)
+        self.route.request(RTM_NEWLINK, about + segments)
 
 
 def address(wire: int, side: int) -> str:

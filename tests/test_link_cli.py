@@ -325,7 +325,10 @@ def test_without_capabilities_the_lack_and_the_fallback_are_named() -> None:
         (("up", "--rate", "1gbit"), ["'rtt'"]),
         (("up", "--file", "nowhere.toml"), ["nowhere.toml"]),
         (("up", "a/b", *WAN), ["a/b"]),
+        (("up", "", *WAN), ["''"]),
+        (("up", *WAN, "--loss", "200%"), ["'loss'", "200%"]),
         (("up", *WAN, "--for", "soon"), ["--for", "soon"]),
+        (("up", *WAN, "--for", "0s"), ["--for", "no time"]),
         (("up", *WAN, "--vary"), ["no [variation]"]),
         (("up", *WAN, "--peer", "10.0.0.1"), ["--nic"]),
         (("up", *WAN, "--nic", "eth1"), ["1 to 256 peers"]),
@@ -341,6 +344,55 @@ def test_without_capabilities_the_lack_and_the_fallback_are_named() -> None:
 )
 def test_bad_usage_is_named(prfaas: Call, arguments: tuple[str, ...], said: list[str]) -> None:
     refused(prfaas("link", *arguments), 2, *said)
+
+
+@pytest.mark.parametrize("flows", ["0", "-3", "65", "x"])
+def test_a_number_of_flows_that_is_none_is_refused(prfaas: Call, flows: str) -> None:
+    result = prfaas("link", "verify", "--flows", flows)
+    assert result.returncode == 2
+    assert f"'{flows}' is no number between 1 and 64" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [("dip = 1", "Unknown key 'dip'"), ("[[variation.change]]\nat = '1s'", "changes nothing")],
+)
+def test_a_variation_is_checked_also_where_it_is_not_followed(
+    prfaas: Call, tmp_path: Path, table: str, said: str
+) -> None:
+    file = tmp_path / "wan.toml"
+    file.write_text(f'rate = "100mbit"\nrtt = "1ms"\n[variation]\n{table}\n')
+    refused(prfaas("link", "up", "--file", str(file)), 2, said, "[variation]", "wan.toml")
+
+
+def test_a_damaged_record_is_told_and_stops_no_other_link(prfaas: Call, folder: Path) -> None:
+    done(prfaas("link", "up", "good", *WAN, "--backend", "relay"))
+    (folder / "odd.json").write_text("{")
+    result = prfaas("link", "show")
+    assert result.stdout.startswith("good: ")
+    assert "odd.json is not the record of a link" in result.stderr
+    refused(prfaas("link", "down", "odd"), 3, "down odd --forget")
+    taken = prfaas("link", "up", "odd", *WAN, "--backend", "relay")
+    assert (taken.returncode, taken.stdout) == (3, "")
+    assert done(prfaas("link", "down", "odd", "--forget")) == "removed the record odd\n"
+    assert prfaas("link", "down", "good") == Said(0, "removed good\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("show",), ("profiles",), ("run", *WAN, "--backend", "relay", "--", "true"), ("down",)],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_closed_standard_output_is_no_fault(arguments: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "harness", "link", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        preexec_fn=lambda: os.close(1),
+    )
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
 
 
 def test_profiles_are_listed_with_where_each_value_is_from(prfaas: Call) -> None:

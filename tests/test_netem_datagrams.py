@@ -1,13 +1,26 @@
 """Numbered datagrams: the verdict on known orders, and real ones over loopback."""
 
 import itertools
+import select
+import socket
 import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem.datagrams import Tally, echo, judge, receiver, round_trips_s, send, tally
+from netem.datagrams import (
+    Tally,
+    echo,
+    judge,
+    received,
+    receiver,
+    return_echoes,
+    round_trips_s,
+    send,
+    tally,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +68,42 @@ def test_a_receiver_whose_buffer_overflows_is_not_taken_for_a_lossy_path() -> No
         assert found.lost == 0
 
 
-def test_round_trips_are_those_of_the_path() -> None:
-    with receiver("127.0.0.1") as echoer:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_round_trips_are_those_of_the_path(host: str) -> None:
+    with receiver(host) as echoer:
         threading.Thread(target=echo, args=(echoer,), daemon=True).start()
         rtts_s = round_trips_s(echoer.getsockname(), every_s=0.001, span_s=0.1)
         assert len(rtts_s) >= 3
         assert 0 < min(rtts_s) < 0.01
+
+
+def test_what_the_echoing_process_waits_for_is_not_of_the_path() -> None:
+    """It wakes up a tenth of a second late each time; the path is loopback."""
+    never, held_s = threading.Event(), 0.1
+    with receiver("127.0.0.1") as echoer:
+
+        def echo_late() -> None:
+            while select.select([echoer], [], [], 3 * held_s)[0]:
+                never.wait(held_s)
+                return_echoes(echoer)
+
+        late = threading.Thread(target=echo_late)
+        late.start()
+        rtts_s = round_trips_s(echoer.getsockname(), every_s=1.5 * held_s, span_s=3 * held_s)
+        late.join()
+    assert 0 < min(rtts_s) < held_s
+
+
+def test_a_datagram_that_is_read_late_came_when_it_came() -> None:
+    with receiver("127.0.0.1") as sink, socket.socket(type=socket.SOCK_DGRAM) as sender:
+        before_s = time.monotonic()
+        sender.sendto(bytes(64), sink.getsockname())
+        select.select([sink], [], [])
+        there_s = time.monotonic()
+        threading.Event().wait(0.3)
+        ((_, arrival_s, address),) = received(sink)
+        assert before_s <= arrival_s < (there_s + time.monotonic()) / 2
+        assert address == ("127.0.0.1", sender.getsockname()[1])
 
 
 def test_a_path_that_returns_nothing_is_said_to() -> None:

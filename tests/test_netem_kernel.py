@@ -10,12 +10,13 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from netem_draws import netems
-from netem_packets import Stream, pings_s, stream
+from netem_packets import EMULATED, RTT_TOLERANCE_S, Stream, pings_s, stream
 from test_netem_attributes import EVERYTHING
 
 from netem.attributes import Netem, told_by_a_dump
@@ -23,11 +24,17 @@ from netem.link import JitterDistribution, LinkError, LinkSpec, Slot, symmetric
 from netem.loss import FourStateLoss, GilbertElliott, IndependentLoss, Loss, bursty
 from netem.qdisc import add_netem, change_netem, read_netem
 from netem.routed import RoutedPath, open_netem
+from netem.rtnetlink import RTM_DELQDISC, TC_H_ROOT, tc_message
 from netem.wiring import Place, line_of_namespaces
 
 pytestmark = [pytest.mark.netem, pytest.mark.netadmin]
 
+#: How soon a change is in force, and the fastest link that a processor can fill.
+CHANGE_S, FASTEST_MBIT = (0.3, 200) if EMULATED else (0.02, 1000)
+
 GBIT = 125e6
+#: The quartiles of a burst's spans lie within this share of their median on a quiet host.
+STEADY = 0.01
 #: A queue that holds all that a test sends, so that only what the test asks for is lost.
 DEEP = 1_000_000
 
@@ -74,7 +81,7 @@ def test_a_delay_of_5_ms_each_way_reads_as_a_round_trip_of_10() -> None:
     with open_netem(deep(rtt_s=0.010)) as path:
         # The host only ever adds: the best of three medians is the least disturbed.
         p50_s = min(statistics.median(pings_s(path, 40)) for _ in range(3))
-    assert p50_s == pytest.approx(0.010, abs=0.0005)
+    assert p50_s == pytest.approx(0.010, abs=RTT_TOLERANCE_S)
 
 
 def test_each_direction_has_its_own_delay() -> None:
@@ -83,7 +90,7 @@ def test_each_direction_has_its_own_delay() -> None:
         there_s = statistics.median(one_way_s(flow, 50, 0.001))
         both_s = min(statistics.median(pings_s(path, 40)) for _ in range(3))
     assert there_s == pytest.approx(0.002, abs=0.0005)
-    assert both_s == pytest.approx(0.010, abs=0.0005)
+    assert both_s == pytest.approx(0.010, abs=RTT_TOLERANCE_S)
 
 
 def one_way_s(flow: Stream, count: int, spacing_s: float) -> list[float]:
@@ -154,7 +161,7 @@ def test_a_loss_chain_has_its_rate_and_bursts(loss: Loss, packets: int) -> None:
     assert statistics.fmean(bursts(lost)) == pytest.approx(loss.mean_burst_packets, rel=0.2)
 
 
-@pytest.mark.parametrize(("rate_mbit", "mtu"), [(10, 1500), (100, 1500), (1000, 65_000)])
+@pytest.mark.parametrize(("rate_mbit", "mtu"), [(10, 1500), (100, 1500), (FASTEST_MBIT, 65_000)])
 def test_the_rate_is_that_of_ip_bytes(rate_mbit: int, mtu: int) -> None:
     rate = rate_mbit * GBIT / 1000
     with open_netem(deep(rate, mtu_bytes=mtu)) as path, stream(path) as flow:
@@ -162,24 +169,31 @@ def test_the_rate_is_that_of_ip_bytes(rate_mbit: int, mtu: int) -> None:
 
 
 def measured_rate(flow: Stream, expected: float, mtu: int) -> float:
-    """IP bytes per second of bursts that wait 0.3 s for the bottleneck; the median of three."""
+    """IP bytes per second of bursts that wait 0.3 s for the bottleneck; of the steadiest of them.
+
+    Up to eight, until one is so steady that the host was not busy with something else.
+    """
     count = round(0.3 * expected / mtu)
-    rates = []
-    for _ in range(3):
+    found = []
+    for _ in range(8):
         flow.send_offloaded(range(count), mtu - 28)
-        rates.append(arrival_rate([arrival.time_s for arrival in flow.arrivals()], mtu))
-    return statistics.median(rates)
+        found.append(arrival_rate([arrival.time_s for arrival in flow.arrivals()], mtu))
+        if found[-1][0] < STEADY:
+            break
+    return min(found)[1]
 
 
-def arrival_rate(times_s: list[float], mtu: int) -> float:
-    """The median over pairs half the burst apart: a packet held up by the host spoils only its own.
+def arrival_rate(times_s: list[float], mtu: int) -> tuple[float, float]:
+    """The spread of the time that half of a burst takes, as a share of it, and the rate.
 
-    The first tenth is left out: it may come while the burst is still being sent.
+    By the median over pairs of packets: one held up by the host spoils only its own. The first
+    tenth is left out: it may come while the burst is still being sent.
     """
     times_s = times_s[len(times_s) // 10 :]
     half = len(times_s) // 2
     spans_s = [after - before for before, after in zip(times_s, times_s[half:], strict=False)]
-    return half * mtu / statistics.median(spans_s)
+    low_s, middle_s, high_s = statistics.quantiles(spans_s)
+    return (high_s - low_s) / middle_s, half * mtu / middle_s
 
 
 def test_a_change_is_in_force_within_20_ms() -> None:
@@ -190,7 +204,7 @@ def test_a_change_is_in_force_within_20_ms() -> None:
             start_s = time.monotonic()
             path.apply(spec)
             took_s.append(time.monotonic() - start_s)
-        assert statistics.median(took_s) < 0.020
+        assert statistics.median(took_s) < CHANGE_S
         for spec in (fast, slow):
             path.apply(spec)
             assert path.applied == spec
@@ -220,6 +234,37 @@ def test_a_running_link_takes_on_everything_but_mtu_and_the_presence_of_a_cap() 
             path.apply(deep(rtt_s=0.002, mtu_bytes=9000))
         with pytest.raises(LinkError, match="per_flow_cap"):
             path.apply(deep(rtt_s=0.002, per_flow_cap_bytes_per_s=1e6))
+
+
+def runs(path: RoutedPath) -> list[Netem]:
+    """What the kernel runs on the hops of both directions, seeds aside."""
+    a, b = path.places[len(path.places) // 2 - 1 :][:2]
+    hops = [(a, a.to_far), (b, b.to_far), (b, b.to_near), (a, a.to_near)]
+    return [replace(read_netem(place.route, index), seed=None) for place, index in hops]
+
+
+def test_a_change_that_is_refused_half_way_is_taken_back() -> None:
+    """fq has no cap above 34 Gbit/s, which is known when the hops of a direction are changed."""
+    spec = deep(rtt_s=0.004, per_flow_cap_bytes_per_s=1e6)
+    with open_netem(spec) as path:
+        before = runs(path)
+        with pytest.raises(LinkError, match=r"34\.3 Gbit/s at most"):
+            path.apply(deep(50 * GBIT, rtt_s=0.008, per_flow_cap_bytes_per_s=40 * GBIT))
+        assert path.applied == spec
+        assert runs(path) == before
+        path.apply(replace(spec, per_flow_cap_bytes_per_s=2e6))
+        assert path.applied.per_flow_cap_bytes_per_s == 2e6
+
+
+def test_a_change_that_cannot_be_taken_back_says_so() -> None:
+    """Somebody took the qdisc of one direction off."""
+    spec, other = deep(rtt_s=0.004), deep(rtt_s=0.008)
+    with open_netem(spec) as path:
+        place = path.places[1]
+        place.route.request(RTM_DELQDISC, tc_message(place.to_near, 0, TC_H_ROOT))
+        with pytest.raises(LinkError, match=r"in part only .* close it and open another"):
+            path.apply(other)
+        assert path.applied == spec
 
 
 def test_the_same_seed_loses_the_same_packets_or_the_kernel_is_said_not_to() -> None:
@@ -282,7 +327,7 @@ def test_every_flow_is_capped_by_itself() -> None:
         assert [len(each) for each in times_s] == [count, count]
         for each in times_s:
             # fq makes up for a late wake-up in part only: a busy host takes from the rate.
-            assert 0.85 * cap < arrival_rate(each, 1500) < 1.05 * cap
+            assert 0.85 * cap < arrival_rate(each, 1500)[1] < 1.05 * cap
         # Side by side, not one after the other.
         assert times_s[0][0] < times_s[1][count // 2]
         assert times_s[1][0] < times_s[0][count // 2]

@@ -21,11 +21,24 @@ from netem.state import (
     entries,
     folder_path,
     forget,
+    forget_name,
     locked,
     marked_processes,
     runtime_folder,
+    unreadable,
     write,
 )
+
+#: An interface of another network namespace.
+NIC = {
+    "interface": "eth9",
+    "index": 9,
+    "network_namespace": "net:[1]",
+    "filters": [["egress", 41200, 8]],
+    "ifbs": ["prfaas-x"],
+    "made_clsact": True,
+    "replaced": [],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -164,16 +177,7 @@ def test_marked_processes_are_ended_with_what_is_left(
 
 
 def test_a_restoration_that_fails_keeps_the_record(sleeper: "subprocess.Popen[bytes]") -> None:
-    record = {
-        "interface": "eth9",
-        "index": 9,
-        "network_namespace": "net:[1]",
-        "filters": [["egress", 41200, 8]],
-        "ifbs": ["prfaas-x"],
-        "made_clsact": True,
-        "replaced": [],
-    }
-    entry = replace(taken("nic", ProcessId.of(sleeper.pid)), details={"nic": record})
+    entry = replace(taken("nic", ProcessId.of(sleeper.pid)), details={"nic": NIC})
     write(entry)
     sleeper.kill()
     sleeper.wait()
@@ -182,12 +186,46 @@ def test_a_restoration_that_fails_keeps_the_record(sleeper: "subprocess.Popen[by
     assert entries() == (entry,)
 
 
-def test_a_damaged_record_is_named(folder: Path) -> None:
-    taken("wan")
-    for text in ("", "{}", '{"name": "wan", "owner": {}}', "[1]"):
+def test_a_damaged_record_is_named_and_hides_no_other(folder: Path) -> None:
+    good = taken("lan")
+    document = json.loads((folder / "lan.json").read_text())
+    damaged = [
+        {"name": "wan", "owner": {}},
+        document,  # another name's
+        document | {"name": "wan", "details": 5},
+        document | {"name": "wan", "link_id": ""},
+        document | {"name": "wan", "owner": document["owner"] | {"pid": "1"}},
+        document | {"name": "wan", "since_unix_s": "now"},
+    ]
+    for text in ("", "{}", "[1]", *map(json.dumps, damaged)):
         (folder / "wan.json").write_text(text)
-        with pytest.raises(LinkError, match=r"wan\.json is not a record of a link"):
-            entries()
+        assert entries() == (good,)
+        assert reap_stale() == ()
+        assert list(unreadable()) == ["wan"]
+        assert "wan.json is not the record of a link" in unreadable()["wan"]
+        with pytest.raises(LinkError, match="down wan --forget"):
+            claim("wan", good.owner)
+    forget_name("wan")
+    assert unreadable() == {}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [5, [], {}, {"interface": "eth9"}, {"filters": [["out", 1, 8]]}, {"filters": [[1]]},
+     {"ifbs": [5]}, {"index": "9"}, {"network_namespace": None}, {"extra": 1}],
+)  # fmt: skip
+def test_a_damaged_record_of_an_interface_is_kept_and_said(
+    sleeper: "subprocess.Popen[bytes]", record: object
+) -> None:
+    if isinstance(record, dict) and record and "interface" not in record:
+        record = NIC | record
+    entry = replace(taken("nic", ProcessId.of(sleeper.pid)), details={"nic": record})
+    write(entry)
+    sleeper.kill()
+    sleeper.wait()
+    (removed,) = reap_stale()
+    assert "says nothing of use" in removed.problems[0]
+    assert entries() == (entry,)
 
 
 def test_a_half_written_record_is_never_read(folder: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -18,9 +19,11 @@ from typing import Any
 
 import psutil
 import pytest
+from netem_packets import RTT_TOLERANCE_S
 
 from netem.link import LinkError, LinkSpec, symmetric
 from netem.link_file import load_profile
+from netem.probes import probes
 from netem.testlink import BackendName, Site, link_failures, open_link
 from netem.units import parse_duration_s, parse_rate_bytes_per_s
 
@@ -91,7 +94,8 @@ def test_the_measured_link_is_the_applied_one(backend: BackendName) -> None:
         assert link.backend == backend
         assert link.applied.rtt_s == pytest.approx(0.010)
         check = link.verify()
-        assert link_failures(check, link.applied) == ()
+        assert link_failures(check, link.applied, rtt_tolerance_s=RTT_TOLERANCE_S) == ()
+        # What a busy machine adds is never negative.
         assert check.rtt_min_s >= 0.0098
 
 
@@ -175,9 +179,10 @@ def test_jitter_keeps_the_order(packet_backend: BackendName) -> None:
             with Peer(link.near, "number", link.far.address, port, 2000) as sender:
                 sender.says()
                 assert receiver.says() == {"received": 2000, "in_order": True}
-        check = link.verify()
-        assert check.rtt_min_s < 0.019
-        assert abs(check.rtt_p50_s - 0.020) < 0.003
+        with probes(link.path) as ends:
+            rtts_s = ends.rtts_s(0.6)
+        assert min(rtts_s) < 0.019
+        assert statistics.median(rtts_s) == pytest.approx(0.020, abs=0.003)
 
 
 def test_tcp_survives_loss_in_offload_packets(packet_backend: BackendName) -> None:
@@ -287,7 +292,7 @@ def test_auto_takes_the_best_there_is_and_says_why_not_better() -> None:
         assert link.backend in ("netem", "forwarder")
         if link.backend == "forwarder":
             assert any("netem is not used" in note and "sch_netem" in note for note in link.notes)
-        assert any("per_flow_cap" in note for note in link.notes)
+        assert link.applied.per_flow_cap_bytes_per_s == 50e6 / 8
 
 
 def test_an_unknown_backend_names_those_there_are() -> None:

@@ -165,7 +165,7 @@ def test_cycles_of_a_backend_leave_nothing(backend: BackendName) -> None:
 
     cycle()
     before = belongings()
-    for _ in range(20):
+    for _ in range(10):
         cycle()
     assert belongings() == before
 

@@ -13,10 +13,13 @@ from harness.core import Request
 from harness.deployment import Deployment
 from harness.kv_path import KvPath, LayerSizes, ready_times
 from harness.scenario import Fabric, Scenario, load_scenario
+from harness.scheduling import events as ev
+from harness.scheduling.config import scheduler_config
+from harness.scheduling.scheduler import Scheduler
 from harness.simulator import SimulatedRequest, Simulation, simulate
 from harness.utilisation import predict_utilisation
 from harness.workload import build_schedule
-from netem.link import symmetric
+from netem.link import LinkSpec, symmetric
 
 PAPER = Path(__file__).parent.parent / "scenarios" / "paper-case-study.toml"
 NAMES = ("prfaas_pd", "homogeneous_pd", "naive_heterogeneous")
@@ -280,6 +283,48 @@ def test_first_token_from_prefill_hides_transfer_and_admission(paper: Scenario) 
     assert row.ttft_s == pytest.approx(0.05 + row.prefill_s + 0.05)
     assert row.time_to_second_token_s is not None
     assert row.time_to_second_token_s > 0.05 + row.prefill_s + 1
+
+
+OUT_S, BACK_S = 0.07, 0.02
+
+
+def lopsided(paper: Scenario, **scheduling: object) -> Scenario:
+    """Requests go out in 70 ms; KV and answers come back in 20, and take no time to send."""
+    out, back = (symmetric("one way", 1e13, 2 * delay_s) for delay_s in (OUT_S, BACK_S))
+    return replace(
+        paper,
+        link=LinkSpec("lopsided", out.near_to_far, back.far_to_near),
+        scheduling=replace(paper.scheduling, **scheduling),  # type: ignore[arg-type]  # by name
+    )
+
+
+def test_kv_and_answers_take_the_way_back_and_dispatches_the_way_out(paper: Scenario) -> None:
+    rows = {}
+    for source in ("decode", "prefill"):
+        scenario = lopsided(paper, ttft_source=source)
+        (rows[source],) = simulate(
+            scenario, "naive_heterogeneous", requests((5.0, 40_000, 1024))
+        ).requests
+    row = rows["decode"]
+    assert row.prefill_s is not None
+    assert row.prefill_queue_s == pytest.approx(0.0)
+    assert row.ttft_s == pytest.approx(OUT_S + row.prefill_s + BACK_S, abs=1e-4)
+    # The acknowledgement goes out as the request did: the terms add up.
+    assert row.transfer_s == pytest.approx(BACK_S + OUT_S, abs=1e-4)
+    assert sums_of_terms([row]) == pytest.approx([row.ttft_s])
+    assert rows["prefill"].ttft_s == pytest.approx(OUT_S + row.prefill_s + BACK_S)
+
+
+@pytest.mark.parametrize("admission", ["push_then_admit", "reserve_first"])
+def test_a_lopsided_link_is_what_the_scheduler_expects(paper: Scenario, admission: str) -> None:
+    scenario = lopsided(paper, admission=admission)
+    scheduler = Scheduler(scheduler_config(scenario, "naive_heterogeneous"))
+    (action,) = scheduler.handle(ev.Arrived("000000", 40_000, 1024), 5.0)
+    assert isinstance(action, ev.Dispatch)
+    (row,) = simulate(scenario, "naive_heterogeneous", requests((5.0, 40_000, 1024))).requests
+    assert action.expected_prefill_start_s == pytest.approx(5.0 + OUT_S)
+    assert row.ttft_s is not None
+    assert action.expected_kv_landed_s == pytest.approx(5.0 + row.ttft_s, abs=1e-4)
 
 
 #: Mean and P90 TTFT in s by (load req/s, CV): 5 x 200,000 requests through a central queue per

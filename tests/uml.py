@@ -1,12 +1,16 @@
 """Runs a command under User-Mode Linux: a real kernel with tc-netem, as an ordinary process.
 
-    python tests/uml.py [--timeout S] [--memory 1G] -- COMMAND ARGUMENT...
+    python tests/uml.py [--with uml|qemu] [--timeout S] [--memory 1G] -- COMMAND ARGUMENT...
+
+Where User-Mode Linux is not installed or does not start, a stock kernel is emulated instead
+(tests/qemu.py), with ten times the timeout; where that is not installed either, this fails.
 
 The guest sees this machine's files read-only, the current directory and most of the environment,
-has /run and /tmp of its own, and loads the networking modules the tests need. The command's output
-is copied here and its exit status is this program's. ``linux.uml`` itself ends with 0 whatever
-happened inside, so the guest writes the status to a file and a missing file is a failure (125;
-124 after a timeout). Debian and Ubuntu: ``apt-get install user-mode-linux``.
+has a /run of its own, where TMPDIR is, and loads the networking modules the tests need. The
+command's output is copied here and its exit status is this program's. ``linux.uml`` itself ends
+with 0 whatever happened inside, so the guest writes the status to a file and a missing file is a
+failure (125; 124 after a timeout). Debian and Ubuntu: ``apt-get install user-mode-linux``, or
+``qemu-system-x86 linux-image-amd64``.
 """
 
 import argparse
@@ -23,46 +27,69 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+import qemu
 
 MODULES = (
     "sch_netem", "veth", "tun", "ifb", "dummy", "sch_fq", "sch_htb", "sch_tbf", "sch_ingress",
     "cls_u32", "cls_matchall", "act_mirred",
 )  # fmt: skip
-MODULE_ROOT = Path("/usr/lib/uml/modules")
+MODULE_ROOTS = {"uml": Path("/usr/lib/uml/modules"), "qemu": qemu.MODULE_ROOT}
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/run"))
 RESULTS = Path("/mnt")
 
-_FINIT_MODULE = 313  # x86-64, the one architecture user-mode-linux is built for
+_FINIT_MODULE, _COMPRESSED = 313, 4  # x86-64, the one architecture user-mode-linux is built for
 _RB_POWER_OFF = 0x4321FEDC
 _NO_RESULT, _TIMED_OUT = 125, 124
-_NICENESS = -10
+_PROBE_S, _EMULATION_FACTOR = 30.0, 10
+
+#: (folder, memory) -> the command that boots and runs ``folder``/init.
+Boot = Callable[[Path, str], list[str]]
 
 
-def run(command: list[str], memory: str, timeout_s: float) -> int:
+def uml_command(folder: Path, memory: str) -> list[str]:
+    """Boots and hands over to ``folder``/init."""
+    return [
+        "linux.uml", f"mem={memory}", f"umid={folder.name}", f"uml_dir={folder}/",
+        "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init",
+        "con=null", "con0=null,fd:1", "quiet", "panic=-1",
+    ]  # fmt: skip
+
+
+BOOTS: dict[str, Boot] = {"uml": uml_command, "qemu": qemu.command}
+
+
+def choose() -> str:
+    """Which kernel can be had here, known by a boot; ends the program when none."""
+    if shutil.which("linux.uml") is None:
+        fault = "linux.uml is not installed: apt-get install user-mode-linux"
+    elif run(["true"], "uml", "256M", _PROBE_S) == 0:
+        return "uml"
+    else:
+        fault = "linux.uml is installed, but does not start here"
+    if (lacking := qemu.missing()) is None:
+        print(f"{fault}; a kernel is emulated, which is slow", file=sys.stderr)
+        return "qemu"
+    sys.exit(f"no kernel with tc-netem can be had: {fault}; or to emulate one: {lacking}")
+
+
+def run(command: list[str], kind: str, memory: str, timeout_s: float) -> int:
     """Boot, run, copy the output, return the status."""
-    kernel = shutil.which("linux.uml")
-    if kernel is None:
-        sys.exit("linux.uml is not installed: apt-get install user-mode-linux")
     with tempfile.TemporaryDirectory(prefix="uml-") as name:
         folder = Path(name)
-        write_guest(folder, command)
+        write_guest(folder, command, kind)
         with (folder / "console").open("wb") as console:
             guest = subprocess.Popen(
-                [
-                    kernel, f"mem={memory}", f"umid={folder.name}", f"uml_dir={folder}/",
-                    "root=/dev/root",
-                    "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init",
-                    "con=null", "con0=null,fd:1", "quiet", "panic=-1",
-                ],
+                BOOTS[kind](folder, memory),
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
             )  # fmt: skip
             with suppress(OSError):
-                # Ahead of other work: a guest that waits for a processor measures that wait. The
-                # guest is a session of its own, and such may be weighed as a whole.
-                os.setpriority(os.PRIO_PROCESS, guest.pid, _NICENESS)
-                Path(f"/proc/{guest.pid}/autogroup").write_text(str(_NICENESS))
+                # Ahead of other work, since a guest that waits for a processor measures that wait.
+                # It has one processor, and the kernel keeps a part of each for others.
+                os.sched_setscheduler(guest.pid, os.SCHED_RR, os.sched_param(1))
             try:
                 in_time = follow(guest, folder / "output", time.monotonic() + timeout_s)
             finally:
@@ -79,12 +106,11 @@ def run(command: list[str], memory: str, timeout_s: float) -> int:
         return _NO_RESULT if in_time else _TIMED_OUT
 
 
-def write_guest(folder: Path, command: list[str]) -> None:
+def write_guest(folder: Path, command: list[str], kind: str) -> None:
     """What the guest needs: its init, the command with its environment, a file for the output."""
     init = folder / "init"
-    init.write_text(
-        f"#!/bin/sh\nexec {shlex.join([sys.executable, __file__, '--guest', str(folder)])}\n"
-    )
+    guest = [sys.executable, str(Path(__file__).absolute()), "--guest", kind, str(folder)]
+    init.write_text(f"#!/bin/sh\nexec {shlex.join(guest)}\n")
     init.chmod(0o755)
     environment = dict(os.environ) | {
         "HOME": "/run",
@@ -92,6 +118,8 @@ def write_guest(folder: Path, command: list[str]) -> None:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PRFAAS_REQUIRE_NETEM": "1",
     }
+    if kind == "qemu":
+        environment["PRFAAS_EMULATED"] = "1"
     job = {"command": command, "directory": os.getcwd(), "environment": environment}
     (folder / "job.json").write_text(json.dumps(job))
     (folder / "output").touch()
@@ -111,18 +139,21 @@ def follow(guest: "subprocess.Popen[bytes]", output: Path, deadline_s: float) ->
     return False
 
 
-def be_guest(folder: str) -> None:
+def be_guest(kind: str, folder: str) -> None:
     """The guest's init: prepare the machine, run the job, write its status, power off."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for kind, place in MOUNTS:
-        mount(libc, kind, place, b"")
-    mount(libc, "hostfs", str(RESULTS), folder.encode())
+    if kind == "uml":
+        mount(libc, "hostfs", RESULTS, folder)
+    else:
+        mount(libc, "9p", RESULTS, qemu.TRANSPORT, "results")
+    for system, place in MOUNTS:
+        mount(libc, system, Path(place))
     loopback_up()
     job = json.loads((RESULTS / "job.json").read_text())
     with (RESULTS / "output").open("ab") as output:
         try:
             for module in MODULES:
-                load(libc, module)
+                load(libc, MODULE_ROOTS[kind] / os.uname().release, module)
             os.environ.clear()
             os.environ.update(job["environment"])
             status = subprocess.run(
@@ -140,8 +171,11 @@ def be_guest(folder: str) -> None:
             libc.reboot(_RB_POWER_OFF)
 
 
-def mount(libc: ctypes.CDLL, kind: str, place: str, options: bytes) -> None:
-    if libc.mount(b"none", place.encode(), kind.encode(), 0, options) != 0:
+def mount(
+    libc: ctypes.CDLL, kind: str, place: Path, options: str = "", source: str = "none"
+) -> None:
+    texts = (os.fsencode(text) for text in (source, place, kind))
+    if libc.mount(*texts, 0, os.fsencode(options)) != 0:
         raise OSError(ctypes.get_errno(), f"cannot mount {kind} on {place}")
 
 
@@ -154,16 +188,16 @@ def loopback_up() -> None:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH22x", b"lo", flags | 1))
 
 
-def load(libc: ctypes.CDLL, module: str) -> None:
+def load(libc: ctypes.CDLL, base: Path, module: str) -> None:
     """Load a module after those it depends on; there is no modprobe for this kernel."""
-    base = MODULE_ROOT / os.uname().release
     for line in (base / "modules.dep").read_text().splitlines():
         path, _, needed = line.partition(":")
-        if Path(path).stem != module:
+        if Path(path).name.split(".")[0] != module:
             continue
         for each in (*reversed(needed.split()), path):
             with (base / each).open("rb") as file:
-                done = libc.syscall(_FINIT_MODULE, file.fileno(), b"", 0)
+                flags = 0 if each.endswith(".ko") else _COMPRESSED
+                done = libc.syscall(_FINIT_MODULE, file.fileno(), b"", flags)
             if done != 0 and ctypes.get_errno() != 17:  # EEXIST: loaded already
                 raise OSError(ctypes.get_errno(), f"cannot load the module {each}")
         return
@@ -172,14 +206,17 @@ def load(libc: ctypes.CDLL, module: str) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--guest"]:
-        be_guest(sys.argv[2])
+        be_guest(*sys.argv[2:4])
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--with", choices=BOOTS, dest="kind", help="default: which there is")
     parser.add_argument("--timeout", type=float, default=600, metavar="S")
     parser.add_argument("--memory", default="1G")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    sys.exit(run(arguments.command, arguments.memory, arguments.timeout))
+    kind = arguments.kind or choose()
+    timeout_s = arguments.timeout * (_EMULATION_FACTOR if kind == "qemu" else 1)
+    sys.exit(run(arguments.command, kind, arguments.memory, timeout_s))
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ def transfer_tail_function(
     fabric_bytes_per_s: float,
     link_delay_s: float,
 ) -> Callable[[int, float, bool], float]:
-    """(input_tokens, prefill_s, crosses) -> expected exposed transfer of a request alone."""
+    """(input_tokens, prefill_s, crosses) -> expected exposed transfer of a request alone.
+
+    ``link_delay_s``: of the direction that KV takes, from far to near.
+    """
     layers = architecture.layers
     total_bytes = kv_bytes_function(architecture)
     share_before_last = (len(layers) - 1) / len(layers)
@@ -98,7 +101,7 @@ def scheduler_config(
         layerwise=scenario.transport.layerwise,
         link_bytes_per_s=scenario.link.rate_bytes_per_s,
         fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
-        link_delay_s=scenario.link.rtt_s / 2,
+        link_delay_s=scenario.link.far_to_near.delay_s,
     )
     return SchedulerConfig(
         instances=instances,
@@ -107,6 +110,6 @@ def scheduler_config(
         decode_max_batch=decode_batch(scenario, deployment),
         threshold_tokens=deployment.threshold_tokens,
         admission=scenario.scheduling.admission,
-        link_delay_s=scenario.link.rtt_s / 2 if transfer else 0.0,
+        link_delay_s=scenario.link.near_to_far.delay_s if transfer else 0.0,
         transfer_tail_s=tail_s if transfer else no_transfer,
     )

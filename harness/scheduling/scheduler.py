@@ -37,10 +37,10 @@ def no_transfer(_tokens: int, _prefill_s: float, _crosses: bool) -> float:
 class SchedulerConfig:
     """What the scheduler knows before the first event.
 
-    ``prefill_s``: by hardware name, (new_tokens, cached_tokens) -> seconds. ``link_delay_s``: one
-    way between the clusters. ``transfer_tail_s``: (input_tokens, prefill_s, crosses) -> expected
-    seconds from the end of prefill until the KV has landed. ``threshold_tokens`` is required where
-    both clusters prefill, and has no effect elsewhere.
+    ``prefill_s``: by hardware name, (new_tokens, cached_tokens) -> seconds. ``link_delay_s``: of a
+    dispatch to the other cluster. ``transfer_tail_s``: (input_tokens, prefill_s, crosses) ->
+    expected seconds from the end of prefill until the KV has landed. ``threshold_tokens`` is
+    required where both clusters prefill, and has no effect elsewhere.
     """
 
     instances: tuple[Instance, ...]

@@ -1,0 +1,110 @@
+"""A stock kernel under qemu's emulation, for tests/uml.py where User-Mode Linux cannot start.
+
+The kernel and its modules are those of the package ``linux-image-amd64``; nothing of it has to run
+on this machine. The guest's root is this machine's file system over 9p, read-only. A stock kernel
+has 9p as modules, so it starts from an archive (cpio "newc") of a shell, ``mount``, ``insmod``,
+``switch_root``, the libraries they need and the modules of 9p, and goes on from there.
+
+Emulated (TCG), not virtualised: it works inside any virtual machine, and is some 15 times slower.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = "qemu-system-x86 linux-image-amd64"
+EMULATOR = "qemu-system-x86_64"
+MODULE_ROOT = Path("/lib/modules")
+TRANSPORT = "trans=virtio,version=9p2000.L,msize=512000"
+#: What the start archive loads, each after what it needs.
+_MODULES = ("virtio_pci", "9pnet_virtio", "9p")
+_PROGRAMS = ("sh", "mount", "insmod", "switch_root")
+_MAGIC, _DIRECTORY, _FILE = "070701", 0o040755, 0o100755
+_INIT = """#!/bin/sh
+for module in /modules/*; do insmod $module; done
+mount -t 9p -o ro,cache=loose,{transport} root /root
+mount -t devtmpfs none /root/dev
+exec switch_root /root {init}
+"""
+
+
+def kernel() -> Path | None:
+    """The newest installed kernel that has its modules; None without one."""
+    found = [
+        path
+        for path in Path("/boot").glob("vmlinuz-*")
+        if (MODULE_ROOT / path.name.removeprefix("vmlinuz-") / "modules.dep").exists()
+    ]
+    return max(found, key=_version, default=None)
+
+
+def _version(image: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", image.name)]
+
+
+def missing() -> str | None:
+    """What has to be installed; None when nothing has."""
+    return None if shutil.which(EMULATOR) and kernel() else f"apt-get install {PACKAGES}"
+
+
+def command(folder: Path, memory: str) -> list[str]:
+    """Boots and hands over to ``folder``/init, with ``folder`` to be mounted as "results"."""
+    image = kernel()
+    assert image is not None, missing()
+    archive = folder / "start.cpio"
+    archive.write_bytes(start_archive(image.name.removeprefix("vmlinuz-"), folder / "init"))
+    share = "-virtfs", "local,security_model=none,multidevs=remap,"
+    return [
+        EMULATOR, "-accel", "tcg", "-cpu", "max", "-m", memory, "-display", "none",
+        "-monitor", "none", "-serial", "stdio", "-no-reboot", "-nic", "none",
+        "-kernel", str(image), "-initrd", str(archive), "-append", "console=ttyS0 quiet panic=-1",
+        share[0], f"{share[1]}path=/,mount_tag=root,readonly=on",
+        share[0], f"{share[1]}path={folder},mount_tag=results",
+    ]  # fmt: skip
+
+
+def start_archive(release: str, init: Path) -> bytes:
+    """The archive the kernel unpacks before it has a file system."""
+    files = {"init": _INIT.format(transport=TRANSPORT, init=init).encode()}
+    for program in _PROGRAMS:
+        path = shutil.which(program)
+        assert path is not None, f"{program} is part of every distribution"
+        files[f"bin/{program}"] = Path(path).read_bytes()
+        for library in libraries(path):
+            files[library.lstrip("/")] = Path(library).read_bytes()
+    for number, module in enumerate(modules_in_order(release)):
+        files[f"modules/{number:02}-{module.name}"] = module.read_bytes()
+    folders = {"root"} | {str(one) for name in files for one in Path(name).parents} - {"."}
+    entries = [(name, _DIRECTORY, b"") for name in sorted(folders)]
+    entries += [(name, _FILE, content) for name, content in files.items()]
+    return b"".join(_entry(*one) for one in [*entries, ("TRAILER!!!", 0, b"")])
+
+
+def libraries(program: str) -> list[str]:
+    told = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"(/\S+) \(0x", told)
+
+
+def modules_in_order(release: str) -> Iterator[Path]:
+    """Each after what it needs; one may come twice, which insmod takes in its stride."""
+    base = MODULE_ROOT / release
+    lines = (base / "modules.dep").read_text().splitlines()
+    needs = dict(line.split(":", 1) for line in lines)
+    for wanted in _MODULES:
+        (path,) = (path for path in needs if Path(path).name.split(".")[0] == wanted)
+        yield from (base / each for each in [*reversed(needs[path].split()), path])
+
+
+def _entry(name: str, mode: int, content: bytes) -> bytes:
+    """One file: 13 numbers of 8 hexadecimal digits, the name, the content, each padded to 4."""
+    numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
+    head = _MAGIC.encode() + b"".join(b"%08x" % number for number in numbers)
+    head += os.fsencode(name) + b"\0"
+    return _padded(head) + _padded(content)
+
+
+def _padded(part: bytes) -> bytes:
+    return part + bytes(-len(part) % 4)
