@@ -39,9 +39,9 @@ ROUND_TRIP_FLOOR_S = 0.08e-3
 
 _DEVICE = "link0"
 _NEAR_ADDRESS, _FAR_ADDRESS, _PREFIX_LENGTH = "10.80.0.1", "10.80.0.2", 24
-#: The device's own queue only bridges the forwarder's wake-up; its default of 500 drops. Kernels
-#: of 2026 (6.1.192 for one) refuse more than about 20,000 by ERANGE: the first that is taken.
-_DEVICE_QUEUE_PACKETS = 50_000, 16_384, 4096
+#: The device's own queue only bridges the forwarder's wake-up; its default of 500 drops. The first
+#: that the kernel takes: some (6.1.192, not 6.1.176) answer more than 32767 with ERANGE.
+_DEVICE_QUEUE_PACKETS = 50_000, 32_767, 10_000
 
 # linux/if_tun.h
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
