@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from netem.link import LinkError, symmetric
 from netem.routed import open_netem
@@ -39,6 +40,10 @@ def _has_netem() -> bool:
     except (LinkError, OSError):
         return False
 
+
+# Other work on the machine must not fail a test: no limit on the time of an example.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 NEEDS: dict[str, Callable[[], bool]] = {
     "gpu": _has_cuda,

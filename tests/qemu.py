@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = "qemu-system-x86 linux-image-amd64"
@@ -88,14 +87,16 @@ def libraries(program: str) -> list[str]:
     return re.findall(r"(/\S+) \(0x", told)
 
 
-def modules_in_order(release: str) -> Iterator[Path]:
-    """Each after what it needs; one may come twice, which insmod takes in its stride."""
+def modules_in_order(release: str) -> list[Path]:
+    """Each after what it needs."""
     base = MODULE_ROOT / release
     lines = (base / "modules.dep").read_text().splitlines()
     needs = dict(line.split(":", 1) for line in lines)
+    found: list[str] = []
     for wanted in _MODULES:
         (path,) = (path for path in needs if Path(path).name.split(".")[0] == wanted)
-        yield from (base / each for each in [*reversed(needs[path].split()), path])
+        found += [*reversed(needs[path].split()), path]
+    return [base / each for each in dict.fromkeys(found)]
 
 
 def _entry(name: str, mode: int, content: bytes) -> bytes:
