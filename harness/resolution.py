@@ -122,7 +122,7 @@ def resolve_link(table: LinkTable, where: str, folder: Path) -> LinkSpec:
         # One replacement: jitter is checked against the round trip that goes with it.
         return base.both(**own)
     except LinkError as error:
-        raise wrong("link", where, str(error).removesuffix(".")) from error
+        raise wrong("link", where, _told(error)) from error
 
 
 def resolve_link_schedule(
@@ -147,7 +147,12 @@ def resolve_link_schedule(
         base = folder if table.file is None else (folder / table.file).parent
         return schedule_of(profile.variation, f"the link {profile.spec.name}", duration_s, base)
     except LinkError as error:
-        raise wrong("link.schedule", where, str(error).removesuffix(".")) from error
+        raise wrong("link.schedule", where, _told(error)) from error
+
+
+def _told(error: LinkError) -> str:
+    """Its words as the end of a sentence, on one line whatever a path in it holds."""
+    return "".join(c if c.isprintable() else "?" for c in str(error)).removesuffix(".")
 
 
 def _steady(profile: LinkProfile, varies: bool) -> LinkSpec:
