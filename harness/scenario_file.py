@@ -47,7 +47,7 @@ StateDuration = Annotated[float, Field(ge=1e-3, le=_MAX_S), *_DURATION]
 Rate = Annotated[float, Field(ge=125, le=1e18), *_RATE]
 Loss = Annotated[float, Field(ge=0, lt=1), *_FRACTION]
 Share = Annotated[float, Field(ge=0, le=1), *_FRACTION]
-ChunkSize = Annotated[int, Field(ge=1024, le=64 * 1024 * 1024), *_SIZE]
+ChunkSize = Annotated[int, Field(ge=1024, le=4 * 1024 * 1024), *_SIZE]
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -194,7 +194,15 @@ class TransportTable(_Table):
     """KV leaves layer by layer during prefill, not all at its end."""
     checksum: bool = True
     chunk_bytes: ChunkSize = Field(default="256KiB", validate_default=True)
-    """Bytes of one frame, on the wire."""
+    """Most bytes of one frame, on the wire."""
+    striping: Literal["chunked", "whole"] = "chunked"
+    """Whether a layer's frames go to whichever connection takes them, or all to one."""
+    congestion_control: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,15}$")] | None = None
+    """Of every KV connection, as the kernel names it; the kernel's default unless given."""
+    pacing: Rate | None = None
+    """What a prefill instance of a PrfaaS cluster sends at most to one decode instance."""
+    io_threads: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads of each worker process that move KV; one carries 2 to 3 GB/s."""
 
 
 class PrfaasClusterTable(_Table):

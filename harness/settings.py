@@ -131,12 +131,16 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """KV transfer. ``chunk_bytes`` is in wire bytes."""
+    """KV transfer. ``chunk_bytes`` is in wire bytes, ``pacing_bytes_per_s`` in scenario units."""
 
     connections: int
     layerwise: bool
     checksum: bool
     chunk_bytes: int
+    striping: Literal["chunked", "whole"]
+    congestion_control: str | None
+    pacing_bytes_per_s: float | None
+    io_threads: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,22 +186,46 @@ def test_pacing_bounds_the_rate_and_short_transfers_pass_long_ones() -> None:
     run(main())
 
 
-def test_the_receive_buffer_is_bounded_and_given_back() -> None:
+def test_an_offer_waits_for_memory_and_a_smaller_one_may_pass() -> None:
     async def main() -> None:
         limits = ReceiverLimits(max_buffer_bytes=1000)
         async with KvReceiver(SECRET, limits) as receiver, KvSender(SECRET) as sender:
             port = await receiver.start("127.0.0.1")
             await send(sender, port, 1, [bytes(600)])
-            with pytest.raises(TransportError, match=r"room 2 .* offer: .*401 bytes do not fit"):
-                await send(sender, port, 2, [bytes(401)])
+            waiting = asyncio.create_task(send(sender, port, 2, [bytes(401)]))
             await send(sender, port, 3, [bytes(400)])
+            assert not waiting.done()
             assert receiver.buffered_bytes == 1000
-            for room in (1, 3):
-                (await receiver.expect(room, soon())).release()
-            assert receiver.buffered_bytes == 0
+            (await receiver.expect(3, soon())).release()
+            (await receiver.expect(1, soon())).release()
+            assert await waiting == 401
+            receiver.discard(2)
             await send(sender, port, 4, [bytes(1000)])
             receiver.discard(4)
             assert (receiver.buffered_bytes, receiver.rooms) == (0, 0)
+            with pytest.raises(TransportError, match=r"room 5 .* offer: .*1001 bytes never fit"):
+                await send(sender, port, 5, [bytes(1001)])
+
+    run(main())
+
+
+def test_an_offer_that_waits_in_vain_is_given_up_on_both_ends() -> None:
+    async def main() -> None:
+        limits = ReceiverLimits(max_buffer_bytes=1000)
+        async with (
+            KvReceiver(SECRET, limits) as receiver,
+            KvSender(SECRET, offer_timeout_s=0.1) as sender,
+        ):
+            port = await receiver.start("127.0.0.1")
+            await send(sender, port, 1, [bytes(600)])
+            expected = receiver.expect(2, soon())
+            with pytest.raises(TransportError, match=r"room 2 .* offer: no answer by the deadline"):
+                await send(sender, port, 2, [bytes(500)])
+            with pytest.raises(TransportError, match="the sender gave up: no answer"):
+                await expected
+            (await receiver.expect(1, soon())).release()
+            await send(sender, port, 3, [bytes(1000)])
+            receiver.discard(3)
 
     run(main())
 

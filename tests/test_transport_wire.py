@@ -6,6 +6,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from wire_reader import Data, WireReader
 
 from harness.core import TransportError
 from harness.transport.frames import (
@@ -21,19 +22,20 @@ from harness.transport.frames import (
     Code,
     Control,
     Credit,
-    Data,
+    DataHead,
     Done,
     Error,
-    Frame,
     Hello,
     LayerDone,
     Offer,
+    Progress,
     Resume,
     Welcome,
     WireError,
 )
 from harness.transport.handshake import proof
-from harness.transport.wire import Decoder, encode_control, encode_data_head
+from harness.transport.intake import DataEnd, Intake
+from harness.transport.wire import encode_control, encode_data_head
 
 ROOMS = st.integers(0, MAX_ROOM)
 COUNTS = st.integers(0, MAX_TRANSFER_BYTES)
@@ -65,11 +67,8 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
     st.builds(Done, ROOMS, COUNTS, META),
     st.builds(Ack, ROOMS, COUNTS),
     st.builds(Error, st.one_of(ROOMS, st.just(NO_ROOM)), st.sampled_from(Code), SHORT_TEXT),
-    st.builds(
-        Resume,
-        ROOMS,
-        st.lists(st.tuples(st.integers(0, 2**32 - 1), COUNTS, COUNTS), max_size=20).map(tuple),
-    ),
+    st.builds(Resume, ROOMS),
+    st.builds(Progress, st.integers(0, 2**64 - 1)),
 )
 #: room, layer, offset, payload, checksum on or off
 DATA = st.tuples(
@@ -86,7 +85,7 @@ def encode(item: Control | tuple[int, int, int, bytes, bool]) -> bytes:
     return encode_control(item)
 
 
-def plain(frame: Frame) -> Plain:
+def plain(frame: Control | Data) -> Plain:
     if isinstance(frame, Data):
         payload = bytes(frame.payload)
         has_checksum = frame.checksum is not None
@@ -94,8 +93,8 @@ def plain(frame: Frame) -> Plain:
     return frame
 
 
-def unlocked(buffer_bytes: int = 1024) -> Decoder:
-    decoder = Decoder(buffer_bytes)
+def unlocked(stage_bytes: int = 1024) -> WireReader:
+    decoder = WireReader(stage_bytes)
     decoder.unlock(MAX_PAYLOAD_BYTES)
     return decoder
 
@@ -156,8 +155,7 @@ def test_random_bytes_raise_nothing_but_wire_errors(stream: bytes) -> None:
 @given(st.lists(CONTROLS, max_size=4))
 def test_frames_before_a_violation_are_decoded(items: list[Control]) -> None:
     decoder, stream = unlocked(), b"".join(map(encode, items)) + b"garbage!"
-    decoder.buffer(len(stream))[: len(stream)] = stream
-    frames = decoder.received(len(stream))
+    frames = decoder.frames(stream)
     assert [next(frames) for _ in items] == items
     with pytest.raises(WireError, match="where a frame should begin"):
         next(frames)
@@ -168,10 +166,10 @@ def test_bytes_of_a_data_frame_by_hand() -> None:
     seed = xxhash.xxh3_64(struct.pack("!QIQ", 7, 3, 4096)).intdigest()
     digest = xxhash.xxh3_64(payload, seed=seed).intdigest()
     body = struct.pack("!QIIQQ", 7, 3, 1, 4096, digest) + payload
-    expected = b"KV\x01\x06" + struct.pack("!I", len(body)) + body
+    expected = b"KV\x02\x06" + struct.pack("!I", len(body)) + body
     assert encode((7, 3, 4096, payload, True)) == expected
     assert encode_control(Credit(7, 9)) == bytes.fromhex(
-        "4b5601050000001000000000000000070000000000000009"
+        "4b5602050000001000000000000000070000000000000009"
     )
 
 
@@ -191,13 +189,13 @@ def test_a_payload_in_the_wrong_place_fails_its_checksum(moved: tuple[int, int, 
     ("header", "message"),
     [
         (("GE", 1, 9, 16), "where a frame should begin"),
-        (("KV", 2, 9, 16), "wire version 2; this side speaks version 1"),
-        (("KV", 1, 99, 16), "unknown kind"),
-        (("KV", 1, 9, 17), "ACK frame of 17 bytes"),
-        (("KV", 1, 6, 32), "DATA frame of 32 bytes"),
-        (("KV", 1, 6, 2**32 - 1), "allowed are 33"),
-        (("KV", 1, 4, 2**31), "OFFER frame of"),
-        (("KV", 1, 11, 2**31), "RESUME frame of"),
+        (("KV", 1, 9, 16), "wire version 1; this side speaks version 2"),
+        (("KV", 2, 99, 16), "unknown kind"),
+        (("KV", 2, 9, 17), "ACK frame of 17 bytes"),
+        (("KV", 2, 6, 32), "DATA frame of 32 bytes"),
+        (("KV", 2, 6, 2**32 - 1), "allowed are 33"),
+        (("KV", 2, 4, 2**31), "OFFER frame of"),
+        (("KV", 2, 11, 2**31), "RESUME frame of"),
     ],
 )
 def test_a_bad_header_is_refused_before_its_body_is_awaited(
@@ -213,25 +211,50 @@ def test_only_the_handshake_is_accepted_before_it_ends(
     item: Control | tuple[int, int, int, bytes, bool],
 ) -> None:
     with pytest.raises(WireError, match="before the handshake"):
-        Decoder().feed(encode(item))
+        WireReader().feed(encode(item))
 
 
 def test_payloads_beyond_the_agreed_size_are_refused() -> None:
-    decoder = Decoder()
+    decoder = WireReader()
     decoder.unlock(100)
     assert len(decoder.feed(encode((1, 0, 0, bytes(100), False)))) == 1
     with pytest.raises(WireError, match="allowed are 33 to 132"):
         decoder.feed(encode((1, 0, 0, bytes(101), False)))
 
 
-def test_a_partial_frame_holds_little_more_than_itself() -> None:
+def test_a_payload_passes_the_stage_only_with_the_frame_before_it() -> None:
     decoder, frame = unlocked(), encode((1, 0, 0, bytes(300_000), True))
-    largest = 0
     for start in range(0, len(frame) - 1, 1000):
         assert decoder.feed(frame[start : min(start + 1000, len(frame) - 1)]) == []
-        largest = max(largest, start + len(decoder.buffer(1)))
-    assert largest < len(frame) + 2 * 65536
+    place, stage = decoder.intake.buffers()
+    assert (len(place), len(stage)) == (1, 1024)
     assert len(decoder.feed(frame[-1:])) == 1
+
+
+@given(st.binary(min_size=1, max_size=5000), st.integers(0, 10**6), st.booleans())
+def test_a_dropped_payload_leaves_the_next_frame_whole(
+    payload: bytes, cut: int, at_once: bool
+) -> None:
+    stream = encode((1, 0, 0, payload, True)) + encode(Credit(7, 9))
+    cut = 40 + cut % len(payload)
+    intake, seen = Intake(64), []
+    intake.unlock(MAX_PAYLOAD_BYTES)
+    for part in (stream[:cut], stream[cut:]):
+        while part:
+            buffer = intake.buffers()[0]
+            taken = part[: len(buffer)]
+            buffer[: len(taken)] = taken
+            part = part[len(taken) :]
+            for event in intake.received(len(taken)):
+                seen.append(event)
+                if isinstance(event, DataHead) and not at_once:
+                    intake.place(memoryview(bytearray(len(payload))))
+        if not at_once and len(seen) == 1:
+            intake.place(None)
+    head, end, credit = seen
+    assert isinstance(end, DataEnd)
+    assert (end.head, end.placed) == (head, False)
+    assert credit == Credit(7, 9)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import uvloop
+from wire_reader import Data, WireReader
 
 from harness.transport.frames import (
     MAX_PAYLOAD_BYTES,
@@ -19,13 +20,13 @@ from harness.transport.frames import (
     Control,
     Credit,
     Error,
-    Frame,
     Hello,
     Offer,
+    Progress,
     Welcome,
 )
 from harness.transport.handshake import proof
-from harness.transport.wire import Decoder, encode_control, encode_data_head
+from harness.transport.wire import encode_control, encode_data_head
 
 SECRET = b"a secret of this test run only.."
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -64,9 +65,10 @@ class Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._decoder = Decoder()
+        self.acknowledged_frames = 0
+        self._decoder = WireReader()
         self._decoder.unlock(MAX_PAYLOAD_BYTES)
-        self._frames: list[Frame] = []
+        self._frames: list[Control | Data] = []
 
     async def hello(self, session: bytes, role: int = ROLE_SENDER) -> Hello:
         """Answer the receiver's challenge with a right proof."""
@@ -82,8 +84,8 @@ class Peer:
         for frame in frames:
             self._writer.write(frame if isinstance(frame, bytes) else encode_control(frame))
 
-    async def read(self) -> Frame | None:
-        """The next frame, None when the receiver has closed the connection."""
+    async def read(self) -> Control | Data | None:
+        """The next frame that is no Progress, None when the receiver has closed the connection."""
         while not self._frames:
             try:
                 received = await self._reader.read(65_536)
@@ -91,7 +93,11 @@ class Peer:
                 received = b""
             if not received:
                 return None
-            self._frames += self._decoder.feed(received)
+            for frame in self._decoder.feed(received):
+                if isinstance(frame, Progress):
+                    self.acknowledged_frames = frame.frames
+                else:
+                    self._frames.append(frame)
         return self._frames.pop(0)
 
     async def error(self) -> Error:

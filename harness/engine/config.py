@@ -34,9 +34,12 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     admission_deadline_s: float
     stream_interval_tokens: int
     connections: int
+    io_threads: int
     layerwise: bool
     checksum: bool
     chunk_bytes: int
+    striping: Literal["chunked", "whole"]
+    congestion_control: str | None
     pacing_bytes_per_s: float | None
     decode_step_s: float
     decode_max_batch: int

@@ -47,6 +47,7 @@ from harness.surface.openai import (
     render_usage,
     render_whole,
 )
+from harness.transport.lane import Lanes
 from harness.transport.receiver import KvReceiver, ReceiverLimits
 from harness.transport.sender import KvSender
 from harness.transport.tcp_info import TcpSample
@@ -248,6 +249,7 @@ class Worker:
             )
         )
         secret = bytes.fromhex(config.secret_hex)
+        lanes = stack.enter_context(Lanes(config.io_threads))
         senders: list[KvSender] = []
         receiver: KvReceiver | None = None
         if any(instance.role == "decode" for instance in config.instances):
@@ -256,7 +258,7 @@ class Worker:
                 max_connections=config.max_connections,
                 max_pending_connections=config.max_connections,
             )
-            receiver = KvReceiver(secret, limits)
+            receiver = KvReceiver(secret, limits, lanes=lanes)
             stack.push_async_callback(receiver.close)
             self.kv_port = await receiver.start(config.address, 0)
         profiles = {name: source.load() for name, source in config.profiles.items()}
@@ -275,6 +277,9 @@ class Worker:
                     chunk_bytes=config.chunk_bytes,
                     pacing_bytes_per_s=config.pacing_bytes_per_s,
                     ack_timeout_s=config.transfer_deadline_wall_s,
+                    striping=config.striping,
+                    congestion_control=config.congestion_control,
+                    lanes=lanes,
                 )
                 stack.push_async_callback(sender.close)
                 senders.append(sender)

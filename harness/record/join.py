@@ -287,6 +287,9 @@ def join_link(view: CellView, rows: Iterable[LinkRow]) -> list[dict[str, Any]]:
                 "retransmits": row.retransmits,
                 "cwnd": row.cwnd,
                 "unsent_wire_bytes": row.unsent_bytes,
+                "min_rtt_s": view.scenario_s(row.min_rtt_s),
+                "acked_wire_bytes": row.bytes_acked,
+                "backlog_wire_bytes": row.backlog_bytes,
             }
         )
     return joined

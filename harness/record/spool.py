@@ -129,6 +129,9 @@ class LinkRow:
     cwnd: int | None = None
     delivery_rate_bytes_per_s: float | None = None
     unsent_bytes: int | None = None
+    min_rtt_s: float | None = None
+    bytes_acked: int | None = None
+    backlog_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_INT, "wire_bytes_total packets_total dropped_total queued_wire_bytes"),
         *_columns(_FLOAT, "rtt_s delivery_rate_bytes_per_s"),
         *_columns(_INT, "retransmits cwnd unsent_wire_bytes"),
+        *_columns(_FLOAT, "min_rtt_s"),
+        *_columns(_INT, "acked_wire_bytes backlog_wire_bytes"),
     ],
     "engines": [
         *_CELL,

@@ -152,7 +152,9 @@ class LocalTestbed:
         scenario, scale = self._scenario, self._scenario.scale
         site = self._link.far if cluster == PRFAAS else self._link.near
         # Inside the PD cluster KV goes over the fabric, whose rate is each sender's own NIC.
-        fabric_bytes_per_s = scenario.fabric.rate_bytes_per_s * scale.time / scale.bytes
+        to_wire = scale.time / scale.bytes
+        fabric_bytes_per_s = scenario.fabric.rate_bytes_per_s * to_wire
+        pacing = scenario.transport.pacing_bytes_per_s
         config = EngineConfig(
             cluster=cluster,
             address=site.address,
@@ -170,7 +172,14 @@ class LocalTestbed:
             layerwise=scenario.transport.layerwise,
             checksum=scenario.transport.checksum,
             chunk_bytes=scenario.transport.chunk_bytes,
-            pacing_bytes_per_s=None if cluster == PRFAAS else fabric_bytes_per_s,
+            io_threads=scenario.transport.io_threads,
+            striping=scenario.transport.striping,
+            congestion_control=scenario.transport.congestion_control,
+            pacing_bytes_per_s=(
+                (None if pacing is None else pacing * to_wire)
+                if cluster == PRFAAS
+                else fabric_bytes_per_s
+            ),
             decode_step_s=decode_step_s(scenario, self._deployment),
             decode_max_batch=decode_batch(scenario, self._deployment),
             transfer_deadline_wall_s=self._timeout_wall_s(),

@@ -11,7 +11,7 @@ import xxhash
 
 from harness.core import TransportError
 
-VERSION = 1
+VERSION = 2
 MAGIC = 0x4B56
 NONCE_BYTES = PROOF_BYTES = 32
 SESSION_BYTES = 16
@@ -23,8 +23,8 @@ MAX_TRANSFER_BYTES = 2**44
 MAX_PAYLOAD_BYTES = 4 * 2**20
 MAX_META_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 1024
-MAX_GAPS = 4096
 ROLE_SENDER = 1
+REPORT_LAYERS = 1
 #: What the payload is made of; the transfer itself treats it as bytes.
 DTYPES = ("bytes", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8")
 
@@ -57,6 +57,7 @@ class Kind(IntEnum):
     ACK = 9
     ERROR = 10
     RESUME = 11
+    PROGRESS = 12
 
 
 class Code(IntEnum):
@@ -96,7 +97,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``layer_bytes`` are the bytes to be sent; ``prefix_tokens`` the destination has already."""
+    """``layer_bytes`` are the bytes to be sent; ``prefix_tokens`` the destination has already.
+
+    ``flags`` may be REPORT_LAYERS: the receiver says LayerDone of every layer that holds bytes.
+    """
 
     room: int
     layer_bytes: tuple[int, ...]
@@ -113,19 +117,19 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """``payload`` is a view into the decoder's buffer, valid until it is asked for space again."""
+class DataHead:
+    """What precedes a payload of ``length_bytes``; ``checksum`` is None where it was left out."""
 
     room: int
     layer: int
     offset: int
-    payload: memoryview
+    length_bytes: int
     checksum: int | None
 
-    def intact(self) -> bool:
+    def intact(self, payload: memoryview) -> bool:
         """Whether the checksum holds; true when the sender left it out."""
         return self.checksum is None or self.checksum == checksum_of(
-            self.room, self.layer, self.offset, self.payload
+            self.room, self.layer, self.offset, payload
         )
 
 
@@ -158,14 +162,31 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """``gaps`` are (layer, offset, length) not yet received; empty when a sender asks."""
+    """The room goes on over this connection; the receiver answers with its Credit or its Ack."""
 
     room: int
-    gaps: tuple[tuple[int, int, int], ...] = ()
 
 
-Control = Challenge | Hello | Welcome | Offer | Credit | LayerDone | Done | Ack | Error | Resume
-Frame = Control | Data
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``frames`` data frames have been taken from this connection since it opened."""
+
+    frames: int
+
+
+Control = (
+    Challenge
+    | Hello
+    | Welcome
+    | Offer
+    | Credit
+    | LayerDone
+    | Done
+    | Ack
+    | Error
+    | Resume
+    | Progress
+)
 
 
 def checksum_of(room: int, layer: int, offset: int, payload: memoryview) -> int:

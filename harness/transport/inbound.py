@@ -1,128 +1,161 @@
-"""One accepted connection: the receiver's half of the handshake, then frames handed upwards.
+"""One accepted connection: the receiver's half of the handshake, then frames to the rooms.
 
 State runs from challenged (only a Hello is taken, within a deadline) to open, to closed. A frame
-that breaks the protocol ends this connection and nothing else.
+that breaks the protocol ends this connection and nothing else. After each read the peer is told how
+many data frames have been taken, so that it knows what to send again should the connection be lost.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Protocol
 
+from harness.transport.channel import Channel
+from harness.transport.connection import Connection
 from harness.transport.frames import (
     NO_ROOM,
-    ROLE_SENDER,
-    Challenge,
     Code,
     Control,
+    DataHead,
+    Done,
     Error,
-    Frame,
-    Hello,
-    Welcome,
+    Offer,
+    Progress,
+    Resume,
     WireError,
 )
-from harness.transport.handshake import new_nonce, proof, proofs_match
-from harness.transport.wire import Decoder, encode_control
+from harness.transport.handshake import Accepting
+from harness.transport.intake import DataEnd
+from harness.transport.lane import Lane
+from harness.transport.rooms import Claim
 
-_READ_BUFFER_BYTES = 512 * 1024
-#: Answers that a peer may leave unread before it is given up.
 _MAX_UNREAD_BYTES = 1 << 20
 
 
-class Inbound(asyncio.BufferedProtocol):
+class Rooms(Protocol):
+    """Where the frames of an authenticated peer go; all of it from any lane."""
+
+    def joined(self, peer: "Inbound") -> None: ...
+    def left(self, peer: "Inbound") -> None: ...
+    def offered(self, peer: "Inbound", offer: Offer) -> None: ...
+    def resumed(self, peer: "Inbound", room: int) -> None: ...
+    def done(self, peer: "Inbound", done: Done) -> None: ...
+    def given_up(self, peer: "Inbound", room: int, message: str) -> None: ...
+    def claim(self, peer: "Inbound", head: DataHead) -> Claim | None: ...
+    def take(self, claim: Claim) -> None: ...
+    def drop(self, claim: Claim) -> None: ...
+
+
+class Inbound:
     """Server side of one connection. ``session`` is None until the peer has proven the secret."""
 
     def __init__(
         self,
+        channel: Channel,
+        lane: Lane,
+        name: str,
+        rooms: Rooms,
         secret: bytes,
         max_payload_bytes: int,
         auth_timeout_s: float,
-        on_connected: Callable[["Inbound"], bool],
-        on_frame: Callable[["Inbound", Frame], None],
         on_lost: Callable[["Inbound"], None],
     ) -> None:
+        self.name = name
         self.session: bytes | None = None
-        self.peer = "unknown peer"
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._secret = secret
-        self._max_payload_bytes = max_payload_bytes
-        self._auth_timeout_s = auth_timeout_s
-        self._on_connected, self._on_frame, self._on_lost = on_connected, on_frame, on_lost
-        self._nonce = new_nonce()
-        self._decoder = Decoder(_READ_BUFFER_BYTES)
-        self._transport: asyncio.Transport | None = None
-        self._ended = False
+        self.ended: Future[None] = Future()
+        self._rooms = rooms
+        self._max_payload_bytes, self._auth_timeout_s = max_payload_bytes, auth_timeout_s
+        self._on_lost = on_lost
+        self._handshake = Accepting(secret)
+        self._lane = lane
         self._auth_timer: asyncio.TimerHandle | None = None
+        self._claim: Claim | None = None
+        self._frames = self._told_frames = 0
+        self._connection = Connection(channel, lane, self, _MAX_UNREAD_BYTES)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if name else self.peer
-        if not self._on_connected(self):
-            self.abort()
-            return
-        loop = asyncio.get_running_loop()
-        self._auth_timer = loop.call_later(self._auth_timeout_s, self._auth_expired)
-        self.send(Challenge(self._nonce))
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        return self._decoder.buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            for frame in self._decoder.received(nbytes):
-                if self._ended:
-                    return  # closed by an earlier frame of the same read
-                if self.session is None:
-                    self._authenticate(frame)
-                else:
-                    self._on_frame(self, frame)
-        except WireError as error:
-            self.refuse(Code.PROTOCOL, str(error))
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._ended = True
-        if self._auth_timer is not None:
-            self._auth_timer.cancel()
-        self._on_lost(self)
-        if not self.lost.done():
-            self.lost.set_result(None)
+    def start(self) -> None:
+        """From any thread."""
+        self._lane.submit(self._limit_authentication)
+        self._connection.start()
 
     def send(self, frame: Control) -> None:
-        """Answer the peer, unless the connection is closing."""
-        if self._ended or self._transport is None or self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            self.abort()
-            return
-        self._transport.write(encode_control(frame))
+        """Answer the peer, unless the connection is closing; from any thread."""
+        self._connection.send(frame)
 
     def refuse(self, code: Code, message: str) -> None:
-        """Tell the peer what was wrong and close."""
-        self.send(Error(NO_ROOM, code, message))
-        self._ended = True
-        if self._transport is not None:
-            self._transport.close()
+        """Tell the peer what was wrong and close; from any thread."""
+        self._connection.send(Error(NO_ROOM, code, message))
+        self._connection.close(message)
 
-    def abort(self) -> None:
-        """Close at once."""
-        self._ended = True
-        if self._transport is not None:
-            self._transport.abort()
+    def abort(self, reason: str) -> None:
+        """Close at once; from any thread."""
+        self._connection.abort(reason)
+
+    # As the connection's end, in its lane
+
+    def opened(self) -> None:
+        self._connection.send(self._handshake.challenge)
+
+    def received(self, event: Control | DataHead | DataEnd) -> None:
+        if self.session is None:
+            self._authenticate(event)
+            return
+        match event:
+            case DataHead():
+                self._claim = self._rooms.claim(self, event)
+                self._connection.intake.place(None if self._claim is None else self._claim.view)
+            case DataEnd():
+                claim, self._claim = self._claim, None
+                self._frames += 1
+                if claim is not None:
+                    self._rooms.take(claim)
+            case Offer():
+                self._rooms.offered(self, event)
+            case Done():
+                self._rooms.done(self, event)
+            case Resume(room):
+                self._rooms.resumed(self, room)
+            case Error(room, _, message):
+                self._rooms.given_up(self, room, message)
+            case _:
+                raise WireError(f"a sender has no {type(event).__name__} frame")
+
+    def drained(self) -> None:
+        if self._frames > self._told_frames:
+            self._told_frames = self._frames
+            self._connection.send(Progress(self._frames))
+
+    def broke(self, error: WireError) -> None:
+        self.refuse(Code.PROTOCOL, str(error))
+
+    def pull(self) -> Iterable[memoryview | bytes]:
+        return ()
+
+    def lost(self, reason: str) -> None:  # noqa: ARG002 - the peer is told, the rooms need not be
+        if self._auth_timer is not None:
+            self._auth_timer.cancel()
+        if self._claim is not None:
+            self._rooms.drop(self._claim)
+            self._claim = None
+        if self.session is not None:
+            self._rooms.left(self)
+        self._on_lost(self)
+        self.ended.set_result(None)
+
+    def _limit_authentication(self) -> None:
+        self._auth_timer = self._lane.loop.call_later(self._auth_timeout_s, self._auth_expired)
 
     def _auth_expired(self) -> None:
         if self.session is None:
-            self.refuse(Code.UNAUTHENTICATED, f"no valid hello within {self._auth_timeout_s:g} s")
+            problem = f"no valid hello within {self._auth_timeout_s:g} s"
+            self.refuse(Code.UNAUTHENTICATED, problem)
 
-    def _authenticate(self, frame: Frame) -> None:
-        if not isinstance(frame, Hello):
-            self.refuse(Code.PROTOCOL, f"{type(frame).__name__} where a Hello was due")
+    def _authenticate(self, event: object) -> None:
+        answer = self._handshake.answer(event, self._max_payload_bytes)
+        if isinstance(answer, Error):
+            self.refuse(answer.code, answer.message)
             return
-        fields = (self._secret, frame.role, frame.session, self._nonce, frame.nonce)
-        if not proofs_match(proof("client", *fields), frame.proof):
-            self.refuse(Code.UNAUTHENTICATED, "the peer does not know this run's secret")
-        elif frame.role != ROLE_SENDER:
-            self.refuse(Code.UNSUPPORTED, f"role {frame.role} is not served here")
-        else:
-            self.session = frame.session
-            self._decoder.unlock(self._max_payload_bytes)
-            self.send(Welcome(proof("server", *fields), self._max_payload_bytes))
+        self.session, welcome = answer
+        self._connection.intake.unlock(self._max_payload_bytes)
+        self._rooms.joined(self)
+        self._connection.send(welcome)

@@ -1,152 +1,178 @@
-"""One connection to a receiver: the sender's half of the handshake, then frames handed upwards.
+"""One connection to a receiver: the sender's half of the handshake, then batches of chunks.
 
-Writing is bounded: once more than ``high_bytes`` wait in this process the connection is not
-``writable`` until most of them are gone. Payloads are passed on as views, not copied (asyncio's
-own loop before Python 3.12 copies what the kernel does not take at once).
+Every data frame is kept in mind until the receiver's Progress counts it, so that the frames of a
+connection that is lost can be sent again over others.
 """
 
-import asyncio
 import time
-from collections.abc import Callable
-from typing import cast
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Protocol
 
 from harness.core import TransportError
+from harness.transport.channel import Channel
+from harness.transport.connection import Connection
 from harness.transport.frames import (
     NO_ROOM,
-    ROLE_SENDER,
-    Challenge,
     Control,
+    DataHead,
     Error,
-    Frame,
     Hello,
-    Welcome,
+    Progress,
     WireError,
 )
-from harness.transport.handshake import new_nonce, proof, proofs_match
-from harness.transport.tcp_info import SocketLike, TcpSample, sample, set_pacing, tune_sender
-from harness.transport.wire import Decoder, encode_control
+from harness.transport.handshake import Dialling
+from harness.transport.intake import DataEnd
+from harness.transport.lane import Lane
+from harness.transport.tcp_info import TcpSample, sample
+from harness.transport.transfer import Chunk
+from harness.transport.wire import encode_data_head
 
 
-class Outbound(asyncio.Protocol):
+class Source(Protocol):
+    """Where chunks come from and answers go; all of it from any lane."""
+
+    checksum: bool
+
+    def take(self, connection: "Outbound") -> list[Chunk]:
+        """The next batch; when it is empty the connection sleeps until it is woken."""
+
+    def answered(self, frame: Control) -> None:
+        """A frame of the receiver about one room."""
+
+    def lost(self, connection: "Outbound", unacknowledged: list[Chunk], reason: str) -> None:
+        """The connection has ended."""
+
+
+class Outbound:
     """Client side of one connection. ``welcomed`` ends when both have proven the secret."""
 
     def __init__(
         self,
+        channel: Channel,
+        lane: Lane,
         index: int,
         secret: bytes,
         session: bytes,
-        on_frame: Callable[[Frame], None],
-        on_writable: Callable[[], None],
-        on_lost: Callable[["Outbound", str], None],
+        source: Source,
     ) -> None:
-        loop = asyncio.get_running_loop()
         self.index = index
-        self.writable = True
         self.alive = True
         self.max_payload_bytes = 0
-        self.welcomed: asyncio.Future[None] = loop.create_future()
-        self.lost: asyncio.Future[None] = loop.create_future()
-        self._secret, self._session = secret, session
-        self._on_frame, self._on_writable, self._on_lost = on_frame, on_writable, on_lost
-        self._nonce = new_nonce()
-        self._expected_proof: bytes | None = None
-        self._decoder = Decoder()
-        self._transport: asyncio.Transport | None = None
-        self._reason = "the connection was closed by the peer"
+        self.welcomed: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        self._source = source
+        self._handshake = Dialling(secret, session)
+        self._unacknowledged: deque[Chunk] = deque()
+        self._acknowledged_frames = 0
+        self._reason: str | None = None
+        self._connection = Connection(channel, lane, self)
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes that wait in this process for the kernel to take them."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+    def start(self) -> None:
+        """From any thread."""
+        self._connection.start()
 
-    def tune(self, high_bytes: int, dead_after_s: float, pacing_bytes_per_s: float | None) -> None:
-        """Set the bounds of writing and the socket's options."""
-        assert self._transport is not None
-        self._transport.set_write_buffer_limits(high=high_bytes, low=high_bytes // 4)
-        sock: SocketLike = self._transport.get_extra_info("socket")
-        tune_sender(sock, high_bytes, dead_after_s)
-        if pacing_bytes_per_s is not None:
-            set_pacing(sock, pacing_bytes_per_s)
-
-    def sample(self, peer: str) -> TcpSample:
-        """This connection's TCP_INFO now."""
-        assert self._transport is not None
-        sock: SocketLike = self._transport.get_extra_info("socket")
-        return sample(sock, time.monotonic_ns(), peer, self.index, self.queued_bytes)
+    def sample(self, peer: str, backlog_bytes: int) -> TcpSample | None:
+        """This connection's TCP_INFO now; None when it has just ended."""
+        try:
+            return sample(
+                self._connection.sock,
+                time.monotonic_ns(),
+                peer,
+                self.index,
+                self._connection.queued_bytes,
+                backlog_bytes,
+            )
+        except TransportError:
+            if self._connection.sock.fileno() >= 0:
+                raise
+            return None
 
     def send(self, frame: Control) -> None:
-        if self.alive and self._transport is not None:
-            self._transport.write(encode_control(frame))
+        """From any thread."""
+        self._connection.send(frame)
 
-    def send_data(self, head: bytes, payload: memoryview) -> None:
-        """Queue one data frame; ``payload`` must not change until the transfer is acknowledged."""
-        assert self._transport is not None
-        self._transport.writelines((head, payload))
+    def wake(self) -> None:
+        """There may be chunks; from any thread."""
+        self._connection.wake()
 
     def close(self, reason: str) -> None:
-        """Write what is queued, then close."""
+        """Write what is queued, then close; from any thread."""
         self._retire(reason)
-        if self._transport is not None:
-            self._transport.close()
+        self._connection.close(reason)
 
     def abort(self, reason: str) -> None:
-        """Close at once."""
+        """Close at once; from any thread."""
         self._retire(reason)
-        if self._transport is not None:
-            self._transport.abort()
+        self._connection.abort(reason)
 
     def _retire(self, reason: str) -> None:
-        if self.alive:
-            self._reason = reason
-        self.alive = self.writable = False
+        self.alive = False
+        self._reason = self._reason or reason
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    # As the connection's end, in its lane
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self._decoder.feed(data):
-                if isinstance(frame, Error) and frame.room == NO_ROOM:
-                    self.abort(f"refused: {frame.message} ({frame.code.name})")
-                    return
-                if self.welcomed.done():
-                    self._on_frame(frame)
-                else:
-                    self._shake_hands(frame)
-        except WireError as error:
-            self.abort(f"the peer broke the protocol: {error}")
+    def opened(self) -> None:
+        """The receiver speaks first."""
 
-    def pause_writing(self) -> None:
-        self.writable = False
+    def received(self, event: Control | DataHead | DataEnd) -> None:
+        if isinstance(event, Error) and event.room == NO_ROOM:
+            self.abort(f"refused: {event.message} ({event.code.name})")
+        elif not self.welcomed.done():
+            self._shake_hands(event)
+        elif isinstance(event, Progress):
+            self._acknowledge(event.frames)
+        elif isinstance(event, DataHead | DataEnd):
+            raise WireError("a receiver sends no data")
+        else:
+            self._source.answered(event)
 
-    def resume_writing(self) -> None:
-        self.writable = self.alive
-        self._on_writable()
+    def drained(self) -> None:
+        """Nothing is owed to the receiver after a read."""
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and self.alive:
-            self._reason = f"the connection was lost: {exc}"
-        self.alive = self.writable = False
+    def broke(self, error: WireError) -> None:
+        self.abort(f"the peer broke the protocol: {error}")
+
+    def pull(self) -> Iterable[memoryview | bytes]:
+        if not self.welcomed.done() or not self.alive:
+            return ()
+        chunks = self._source.take(self)
+        self._unacknowledged.extend(chunks)
+        return self._encoded(chunks)
+
+    def _encoded(self, chunks: list[Chunk]) -> Iterator[memoryview | bytes]:
+        for chunk in chunks:
+            yield encode_data_head(
+                chunk.transfer.room, chunk.layer, chunk.offset, chunk.view, self._source.checksum
+            )
+            yield chunk.view
+
+    def lost(self, reason: str) -> None:
+        self._retire(reason)
+        assert self._reason is not None
         if not self.welcomed.done():
             self.welcomed.set_exception(TransportError(self._reason))
-            self.welcomed.exception()  # whoever awaits it still gets it; nobody may be
-        self._on_lost(self, self._reason)
-        self.lost.set_result(None)
+        self._source.lost(self, list(self._unacknowledged), self._reason)
+        self._unacknowledged.clear()
+        self.ended.set_result(None)
 
-    def _shake_hands(self, frame: Frame) -> None:
-        match frame:
-            case Challenge(nonce) if self._expected_proof is None:
-                fields = (self._secret, ROLE_SENDER, self._session, nonce, self._nonce)
-                self._expected_proof = proof("server", *fields)
-                own = proof("client", *fields)
-                self.send(Hello(ROLE_SENDER, self._session, self._nonce, own))
-            case Welcome(given, max_payload_bytes) if self._expected_proof is not None:
-                if not proofs_match(self._expected_proof, given):
-                    raise WireError("it does not know this run's secret")
-                if max_payload_bytes == 0:
-                    raise WireError("it takes no payload")
-                self.max_payload_bytes = max_payload_bytes
-                self._decoder.unlock(max_payload_bytes)
-                self.welcomed.set_result(None)
-            case _:
-                raise WireError(f"{type(frame).__name__} in the handshake")
+    def _acknowledge(self, frames: int) -> None:
+        newly = frames - self._acknowledged_frames
+        if not 0 < newly <= len(self._unacknowledged):
+            raise WireError(
+                f"{frames} data frames counted; {self._acknowledged_frames} had been and "
+                f"{len(self._unacknowledged)} are under way"
+            )
+        self._acknowledged_frames = frames
+        for _ in range(newly):
+            self._unacknowledged.popleft()
+
+    def _shake_hands(self, event: object) -> None:
+        answer = self._handshake.answer(event)
+        if isinstance(answer, Hello):
+            self._connection.send(answer)
+        else:
+            self.max_payload_bytes = answer
+            self._connection.intake.unlock(answer)
+            self.welcomed.set_result(None)

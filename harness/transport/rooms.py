@@ -1,17 +1,22 @@
-"""Where KV lands: one preallocated buffer a room, every byte of it written exactly once.
+"""Where KV lands: one block of the arena a room, every byte of it taken once.
 
-A room is one transfer. Its layers lie one after another in the buffer, so that layer k occupies
+A room is one transfer. Its layers lie one after another in the block, so that layer k occupies
 [starts[k], starts[k] + layer_bytes[k]) and one set of intervals covers all of them.
+
+A frame under way holds a Claim on its bytes, for the kernel may be writing there at any moment:
+the block is not used again before the last claim has ended. A frame that is sent again while its
+first copy is still under way lands beside, and takes the place only if the first one is lost.
 """
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Protocol
 
 from harness.core import TransportError
-from harness.transport.frames import Code, Data, Done, Offer
+from harness.transport.arena import Block
+from harness.transport.frames import Code, DataHead, Done, Offer
 
 #: Pieces out of order that a room may hold; more than any honest striping leaves.
 MAX_INTERVALS = 16384
@@ -34,6 +39,11 @@ class Coverage:
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether every byte of [start, end) has arrived."""
+        at = bisect_right(self._starts, start)
+        return at > 0 and self._ends[at - 1] >= end
 
     def add(self, start: int, end: int) -> bool:
         """Add [start, end); False, and no change, when a byte of it has already arrived."""
@@ -73,7 +83,7 @@ class Received:
     last_byte_mono_ns: int
     _buffer: memoryview | None
     _starts: tuple[int, ...]
-    _on_release: Callable[[int], None] | None = field(repr=False)
+    _on_release: Callable[[], None] | None = field(repr=False)
 
     @property
     def buffer(self) -> memoryview:
@@ -87,14 +97,37 @@ class Received:
         return self.buffer[self._starts[layer] : self._starts[layer + 1]]
 
     def release(self) -> None:
-        """Give the buffer back; further calls do nothing."""
+        """Give the buffer back, after which no view of it may be read; further calls do nothing."""
         if self._on_release is not None:
             release, self._on_release, self._buffer = self._on_release, None, None
-            release(self.room)
+            release()
+
+
+class Owner(Protocol):
+    """The connection that a frame comes over."""
+
+    def abort(self, reason: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A data frame under way: its bytes go to ``view``, which is its place or lies ``aside``."""
+
+    landing: "Landing"
+    owner: "Owner"
+    head: DataHead
+    start: int
+    view: memoryview
+    aside: bool
+    successor: "Claim | None" = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.head.length_bytes
 
 
 class Landing:
-    """A transfer on its way in: checks every frame against the offer before it is written."""
+    """A transfer on its way in. Whoever calls holds the lock of the table of rooms."""
 
     def __init__(self, offer: Offer, session: bytes, peer: str) -> None:
         self.room = offer.room
@@ -103,11 +136,15 @@ class Landing:
         self.layer_bytes = offer.layer_bytes
         self.total_bytes = sum(offer.layer_bytes)
         self.payload_bytes = 0
-        self.last_byte_mono_ns = time.monotonic_ns()
+        self.last_byte_mono_ns = 0
+        self.claims: list[Claim] = []
+        self.block: Block | None = None
+        self.closed = False
+        self.flags = offer.flags
         self._offer_meta = offer.meta
         self._done_meta: bytes | None = None
         self._starts = tuple(accumulate(offer.layer_bytes, initial=0))
-        self._view = memoryview(bytearray(self.total_bytes))
+        self._layer_left = list(offer.layer_bytes)
         self._coverage = Coverage()
 
     @property
@@ -115,48 +152,79 @@ class Landing:
         """Whether the sender is done and every byte is there."""
         return self._done_meta is not None and self.payload_bytes == self.total_bytes
 
-    def write(self, data: Data) -> None:
-        """Put a data frame in its place; RoomError when it is corrupt or does not belong there."""
-        length = len(data.payload)
-        if data.layer >= len(self.layer_bytes):
+    def claim(self, owner: Owner, head: DataHead) -> Claim | None:
+        """Room for a frame's payload; None when it has arrived already.
+
+        RoomError when the frame does not belong there.
+        """
+        assert self.block is not None
+        if head.layer >= len(self.layer_bytes):
             raise RoomError(
-                Code.PROTOCOL, f"data for layer {data.layer} of {len(self.layer_bytes)}"
+                Code.PROTOCOL, f"data for layer {head.layer} of {len(self.layer_bytes)}"
             )
-        if data.offset + length > self.layer_bytes[data.layer]:
+        if head.offset + head.length_bytes > self.layer_bytes[head.layer]:
             raise RoomError(
                 Code.PROTOCOL,
-                f"data for bytes {data.offset} to {data.offset + length} of layer {data.layer}, "
-                f"which has {self.layer_bytes[data.layer]}",
+                f"data for bytes {head.offset} to {head.offset + head.length_bytes} of layer "
+                f"{head.layer}, which has {self.layer_bytes[head.layer]}",
             )
-        if not data.intact():
-            raise RoomError(
-                Code.CHECKSUM, f"wrong checksum in layer {data.layer} at byte {data.offset}"
-            )
-        start = self._starts[data.layer] + data.offset
-        if not self._coverage.add(start, start + length):
-            raise RoomError(
-                Code.PROTOCOL, f"byte {data.offset} of layer {data.layer} or after came twice"
-            )
+        start = self._starts[head.layer] + head.offset
+        end = start + head.length_bytes
+        if self._coverage.covers(start, end):
+            return None
+        under_way = self.under_way(start, end)
+        if under_way is not None and (under_way.start, under_way.end) != (start, end):
+            raise self._overlap(head)
+        view = self.block.view[start:end]
+        if under_way is not None:
+            view = memoryview(bytearray(head.length_bytes))
+        claim = Claim(self, owner, head, start, view, aside=under_way is not None)
+        self.claims.append(claim)
+        return claim
+
+    def under_way(self, start: int, end: int) -> Claim | None:
+        """A frame that is landing in its place within [start, end)."""
+        for claim in self.claims:
+            if not claim.aside and claim.start < end and start < claim.end:
+                return claim
+        return None
+
+    def take(self, claim: Claim, now_ns: int) -> bool:
+        """The claim's payload is whole and sound; whether it completes its layer."""
+        assert self.block is not None
+        first = self.under_way(claim.start, claim.end) if claim.aside else None
+        if first is not None:
+            first.successor = claim
+            return False
+        if self._coverage.covers(claim.start, claim.end):
+            return False
+        if not self._coverage.add(claim.start, claim.end):
+            raise self._overlap(claim.head)
         if len(self._coverage) > MAX_INTERVALS:
             raise RoomError(Code.PROTOCOL, f"more than {MAX_INTERVALS} pieces out of order")
-        self._view[start : start + length] = data.payload
+        if claim.aside:
+            self.block.view[claim.start : claim.end] = claim.view
+        length = claim.head.length_bytes
         self.payload_bytes += length
-        self.last_byte_mono_ns = time.monotonic_ns()
+        self._layer_left[claim.head.layer] -= length
+        self.last_byte_mono_ns = now_ns
+        return self._layer_left[claim.head.layer] == 0
 
     def finish(self, done: Done) -> None:
         """The sender says that it has handed everything over; bytes may still be on their way."""
-        if self._done_meta is not None:
-            raise RoomError(Code.PROTOCOL, "the end of the transfer came twice")
         if done.payload_bytes != self.total_bytes:
             raise RoomError(
                 Code.PROTOCOL,
                 f"the sender ends after {done.payload_bytes} bytes; it offered {self.total_bytes}",
             )
+        if self._done_meta is not None and self._done_meta != done.meta:
+            raise RoomError(Code.PROTOCOL, "the end of the transfer came twice, with other words")
         self._done_meta = done.meta
 
-    def deliver(self, on_release: Callable[[int], None]) -> Received:
+    def deliver(self, on_release: Callable[[], None]) -> Received:
         """Hand the buffer to its user."""
         assert self.landed, self.room
+        assert self.block is not None
         return Received(
             room=self.room,
             payload_bytes=self.payload_bytes,
@@ -164,7 +232,13 @@ class Landing:
             meta=self._done_meta or self._offer_meta,
             offer_meta=self._offer_meta,
             last_byte_mono_ns=self.last_byte_mono_ns,
-            _buffer=self._view.toreadonly(),
+            _buffer=self.block.view.toreadonly(),
             _starts=self._starts,
             _on_release=on_release,
+        )
+
+    def _overlap(self, head: DataHead) -> RoomError:
+        return RoomError(
+            Code.PROTOCOL,
+            f"byte {head.offset} of layer {head.layer} or after came in pieces that overlap",
         )

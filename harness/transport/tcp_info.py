@@ -1,4 +1,4 @@
-"""The kernel's view of one TCP connection, and the socket options the transport sets.
+"""The kernel's view of one TCP connection.
 
 ``struct tcp_info`` of Linux (include/uapi/linux/tcp.h) is read with one getsockopt. Its times are
 microseconds and its delivery rate bytes per second; both are converted here. Other systems lay the
@@ -9,23 +9,14 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.core import TransportError
+from harness.transport.socket_options import SocketLike
 
 #: Up to tcpi_delivery_rate (kernel 4.9): 8 bytes of flags, 24 u32, 4 u64, 6 u32, 1 u64.
 _TCP_INFO = struct.Struct("=8B24I4Q6IQ")
 _UNKNOWN_U32 = 0xFFFFFFFF
-#: include/uapi/asm-generic/socket.h; the socket module does not name it.
-_SO_MAX_PACING_RATE = 47
 _HAS_TCP_INFO = sys.platform == "linux"
-
-
-class SocketLike(Protocol):
-    """What is asked of a socket: asyncio's and uvloop's stand-ins both offer it."""
-
-    def getsockopt(self, level: int, option: int, buflen: int, /) -> bytes: ...
-    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,9 @@ class TcpSample:
     """One connection at one moment. None where the system has no TCP_INFO or no value yet.
 
     ``unsent_bytes`` is what waits in this process and in the kernel before its first transmission;
-    ``retransmits`` and ``bytes_acked`` count since the connection opened.
+    ``backlog_bytes`` are the layers ready for this receiver that no connection has taken yet, the
+    same on each of its connections. ``retransmits`` and ``bytes_acked`` count since the connection
+    opened.
     """
 
     mono_ns: int
@@ -62,6 +55,7 @@ class TcpSample:
     delivery_rate_bytes_per_s: int | None
     bytes_acked: int | None
     unsent_bytes: int
+    backlog_bytes: int
 
 
 def read_tcp_info(sock: SocketLike) -> TcpInfo:
@@ -95,13 +89,17 @@ def read_tcp_info(sock: SocketLike) -> TcpInfo:
 
 
 def sample(
-    sock: SocketLike, mono_ns: int, peer: str, connection: int, queued_bytes: int
+    sock: SocketLike,
+    mono_ns: int,
+    peer: str,
+    connection: int,
+    queued_bytes: int,
+    backlog_bytes: int,
 ) -> TcpSample:
     """Sample a connection; the kernel's fields are None on systems without TCP_INFO."""
     if not _HAS_TCP_INFO:
-        return TcpSample(
-            mono_ns, peer, connection, None, None, None, None, None, None, unsent_bytes=queued_bytes
-        )
+        unknown = (None,) * 6
+        return TcpSample(mono_ns, peer, connection, *unknown, queued_bytes, backlog_bytes)
     info = read_tcp_info(sock)
     return TcpSample(
         mono_ns=mono_ns,
@@ -114,26 +112,5 @@ def sample(
         delivery_rate_bytes_per_s=info.delivery_rate_bytes_per_s,
         bytes_acked=info.bytes_acked,
         unsent_bytes=info.notsent_bytes + queued_bytes,
+        backlog_bytes=backlog_bytes,
     )
-
-
-def set_pacing(sock: SocketLike, bytes_per_s: float) -> None:
-    """Cap the connection's own sending rate (TCP paces itself; no queueing discipline needed)."""
-    if sys.platform != "linux":
-        raise TransportError(f"pacing needs SO_MAX_PACING_RATE, which {sys.platform} lacks")
-    sock.setsockopt(
-        socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", max(1, int(bytes_per_s)))
-    )
-
-
-def tune_sender(sock: SocketLike, lowat_bytes: int, dead_after_s: float) -> None:
-    """No Nagle; at most ``lowat_bytes`` unsent in the kernel; give up on a silent peer.
-
-    A low kernel backlog keeps the choice of connection late, so that a slow connection is offered
-    less and a short transfer does not wait behind a long one. Buffer sizes are left to autotuning.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, lowat_bytes)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1e3))

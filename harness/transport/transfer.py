@@ -1,60 +1,101 @@
 """One transfer as its sender sees it: offered, accepted, layers handed over, acknowledged.
 
 The phases that an error names: offer (until the receiver's first credit), transfer (until
-``finish``), acknowledge (until the receiver's Ack).
+``finish``), acknowledge (until the receiver's Ack). Its user calls it from one event loop; lanes
+take chunks and bring answers. All state is under the lock of the pool.
 """
 
 import asyncio
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.transport.frames import MAX_META_BYTES, Code, Done, Error, Offer, TransferError
-from harness.transport.outbound import Outbound
-from harness.transport.wire import encode_data_head
+from harness.transport.frames import (
+    MAX_META_BYTES,
+    Code,
+    Control,
+    Done,
+    Error,
+    Offer,
+    Resume,
+    TransferError,
+)
 
 Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The receiver's word that every byte arrived; the moment is when the sender read it."""
+    """The receiver's word that every byte arrived; the moment is when the sender read it.
+
+    ``retransmits`` counts segments sent again on the connections to this receiver while the
+    transfer was open, those of other transfers included; None where there is no TCP_INFO.
+    """
 
     payload_bytes: int
     acked_mono_ns: int
+    retransmits: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Bytes of one layer that go as one frame; sent again, they have the same bounds."""
+
+    transfer: "Transfer"
+    layer: int
+    offset: int
+    view: memoryview
+
+
+class Controller(Protocol):
+    """A connection that carries what is said about a transfer."""
+
+    def send(self, frame: Control) -> None: ...
 
 
 class Pool(Protocol):
     """The connections that a transfer shares with others."""
 
     peer: str
+    lock: threading.RLock
 
-    def enqueue(self, transfer: "Transfer") -> None: ...
-    def forget(self, transfer: "Transfer") -> None: ...
+    def enqueue(self, transfer: "Transfer", nbytes: int) -> None: ...
+    def forget(self, transfer: "Transfer", unsent_bytes: int) -> None: ...
+    def retransmits(self) -> int | None: ...
 
 
 class Transfer:
     """Made by ``KvSender.open``. Ends with ``finish``, ``abort`` or a failure, which raises."""
 
     def __init__(
-        self, pool: Pool, control: Outbound, offer: Offer, chunk_bytes: int, ack_timeout_s: float
+        self,
+        pool: Pool,
+        control: Controller,
+        offer: Offer,
+        ack_timeout_s: float,
+        on_layer: Callable[[int], None] | None,
     ) -> None:
         self.room = offer.room
         self.layer_bytes = offer.layer_bytes
         self.total_bytes = sum(offer.layer_bytes)
         self.sent_bytes = 0
-        self._pool, self._control = pool, control
-        self._chunk_bytes, self._ack_timeout_s = chunk_bytes, ack_timeout_s
+        self.control: Controller | None = control
+        self._pool, self._offer = pool, offer
+        self._loop = asyncio.get_running_loop()
+        self._ack_timeout_s, self._on_layer = ack_timeout_s, on_layer
         self._unsent_layers = {k for k, length in enumerate(offer.layer_bytes) if length > 0}
         self._pieces: deque[tuple[int, int, memoryview]] = deque()  # layer, offset, bytes to go
+        self._again: deque[Chunk] = deque()
         self._credit_bytes: int | None = None
-        self._queued = False
-        self._used = {control}
         self._phase = "offer"
+        self._done: Done | None = None
         self._receipt: Receipt | None = None
         self._failure: TransferError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._retransmits_before = pool.retransmits()
 
     @property
     def failure(self) -> TransferError | None:
@@ -64,44 +105,47 @@ class Transfer:
     def send_layer(self, layer: int, data: Buffer) -> None:
         """Hand over one whole layer; it is sent as soon as connections take it.
 
-        ``data`` is not copied and must not change until the transfer has ended. A layer of no bytes
-        need not be handed over.
+        ``data`` is not copied and must not change until the transfer has ended (or ``on_layer`` has
+        said that this layer has arrived). A layer of no bytes need not be handed over.
         """
-        self._raise_failure()
         view = memoryview(data).cast("B")
-        if not 0 <= layer < len(self.layer_bytes):
-            raise self._error(f"layer {layer} of {len(self.layer_bytes)}")
-        if len(view) != self.layer_bytes[layer]:
-            raise self._error(
-                f"layer {layer} has {len(view)} bytes; {self.layer_bytes[layer]} were offered"
-            )
-        if not len(view):
-            return
-        if layer not in self._unsent_layers:
-            raise self._error(f"layer {layer} was handed over twice")
-        self._unsent_layers.discard(layer)
-        self._pieces.append((layer, 0, view))
-        self._enqueue()
+        with self._pool.lock:
+            self._raise_failure()
+            if not 0 <= layer < len(self.layer_bytes):
+                raise self._error(f"layer {layer} of {len(self.layer_bytes)}")
+            if len(view) != self.layer_bytes[layer]:
+                raise self._error(
+                    f"layer {layer} has {len(view)} bytes; {self.layer_bytes[layer]} were offered"
+                )
+            if not len(view):
+                return
+            if layer not in self._unsent_layers:
+                raise self._error(f"layer {layer} was handed over twice")
+            self._unsent_layers.discard(layer)
+            self._pieces.append((layer, 0, view))
+            self._pool.enqueue(self, len(view))
 
     async def finish(self, meta: bytes = b"", deadline_mono_s: float | None = None) -> Receipt:
         """Wait for the receiver's acknowledgement that every byte arrived with a right checksum."""
-        self._raise_failure()
-        if self._phase != "transfer":
-            raise self._error("finish was called twice")
-        problem = None
-        if self._unsent_layers:
-            layers = sorted(self._unsent_layers)
-            problem = f"{len(layers)} layers were never handed over, the first is {layers[0]}"
-        elif len(meta) > MAX_META_BYTES:
-            problem = f"meta of {len(meta)} bytes; at most {MAX_META_BYTES} are allowed"
-        if problem is not None:
-            self.abort(problem)
-            raise self._error(problem)
-        self._phase = "acknowledge"
-        self._control.send(Done(self.room, self.total_bytes, meta))
+        with self._pool.lock:
+            self._raise_failure()
+            if self._phase != "transfer":
+                raise self._error("finish was called twice")
+            problem = None
+            if self._unsent_layers:
+                layers = sorted(self._unsent_layers)
+                problem = f"{len(layers)} layers were never handed over, the first is {layers[0]}"
+            elif len(meta) > MAX_META_BYTES:
+                problem = f"meta of {len(meta)} bytes; at most {MAX_META_BYTES} are allowed"
+            if problem is not None:
+                self.fail(problem, tell=Code.ABORTED)
+                raise self._error(problem)
+            self._phase = "acknowledge"
+            self._done = Done(self.room, self.total_bytes, meta)
+            self._say(self._done)
         if deadline_mono_s is None:
             deadline_mono_s = time.monotonic() + self._ack_timeout_s
-        await self._wait(deadline_mono_s)
+        await self._wait(deadline_mono_s, lambda: self._receipt is not None)
         assert self._receipt is not None
         return self._receipt
 
@@ -112,29 +156,48 @@ class Transfer:
     # Called by the pool
 
     async def accepted(self, deadline_mono_s: float) -> None:
-        """Wait for the first credit."""
-        await self._wait(deadline_mono_s)
+        """Offer the transfer and wait for the first credit."""
+        with self._pool.lock:
+            self._say(self._offer)
+        await self._wait(deadline_mono_s, lambda: self._credit_bytes is not None)
 
-    def uses(self, connection: Outbound) -> bool:
-        """Whether bytes of the transfer may be on that connection."""
-        return connection in self._used
+    def sendable(self) -> bool:
+        """Whether there is a chunk that the credit covers."""
+        return bool(self._again) or (
+            bool(self._pieces) and self.sent_bytes < (self._credit_bytes or 0)
+        )
 
-    def send_chunk(self, connection: Outbound, checksum: bool) -> bool:
-        """Send the next chunk; whether there is another one that the credit covers."""
-        self._queued = False
-        if self._failure is not None or not self._sendable():
-            return False
+    def next_chunks(self, most_bytes: int, whole: bool) -> list[Chunk]:
+        """Take the next chunk, or with ``whole`` every chunk that is left of a layer."""
+        if self._again:
+            return [self._again.popleft()]
         assert self._credit_bytes is not None
         layer, offset, view = self._pieces.popleft()
-        length = min(len(view), self._chunk_bytes, self._credit_bytes - self.sent_bytes)
-        chunk = view[:length]
+        left = min(len(view), self._credit_bytes - self.sent_bytes)
+        length = left if whole else min(left, most_bytes)
         if length < len(view):
             self._pieces.appendleft((layer, offset + length, view[length:]))
-        connection.send_data(encode_data_head(self.room, layer, offset, chunk, checksum), chunk)
-        self._used.add(connection)
         self.sent_bytes += length
-        self._queued = self._sendable()
-        return self._queued
+        return [
+            Chunk(self, layer, offset + at, view[at : min(at + most_bytes, length)])
+            for at in range(0, length, most_bytes)
+        ]
+
+    def send_again(self, chunk: Chunk) -> None:
+        """The connection that carried it was lost before the receiver had it."""
+        if self._failure is None and self._receipt is None:
+            self._again.append(chunk)
+            self._pool.enqueue(self, len(chunk.view))
+
+    def move(self, control: Controller) -> None:
+        """Go on over another connection: what was said on the lost one may not have arrived."""
+        self.control = control
+        if self._credit_bytes is None:
+            self._say(self._offer)
+            return
+        self._say(Resume(self.room))
+        if self._done is not None:
+            self._say(self._done)
 
     def credit(self, limit_bytes: int) -> None:
         """The receiver takes payload up to this total; the first credit accepts the offer."""
@@ -143,54 +206,69 @@ class Transfer:
         if first:
             self._phase = "transfer"
             self._wake()
-        self._enqueue()
+        self._pool.enqueue(self, 0)
+
+    def layer_arrived(self, layer: int) -> None:
+        """The receiver has a whole layer."""
+        if self._on_layer is not None and layer < len(self.layer_bytes):
+            self._loop.call_soon_threadsafe(self._on_layer, layer)
 
     def acknowledge(self, payload_bytes: int) -> None:
         """The receiver has everything."""
-        if self._phase != "acknowledge" or payload_bytes != self.total_bytes:
+        if self._receipt is not None:
+            return  # said again after a connection was lost
+        now_ns = time.monotonic_ns()
+        if self._done is None or payload_bytes != self.total_bytes:
             self.fail(
                 f"the receiver acknowledged {payload_bytes} bytes; {self.sent_bytes} of "
                 f"{self.total_bytes} have been sent",
                 tell=Code.PROTOCOL,
             )
             return
-        self._receipt = Receipt(payload_bytes, time.monotonic_ns())
+        after, before = self._pool.retransmits(), self._retransmits_before
+        again = None if after is None or before is None else max(0, after - before)
+        self._receipt = Receipt(payload_bytes, now_ns, again)
         self._end()
 
     def fail(self, problem: str, tell: Code | None = None) -> None:
         """End the transfer with an error, which the next or the waiting call raises."""
-        if self._failure is not None or self._receipt is not None:
-            return
-        self._failure = self._error(problem)
-        if tell is not None:
-            self._control.send(Error(self.room, tell, problem))
-        self._pieces.clear()
-        self._end()
+        with self._pool.lock:
+            if self._failure is not None or self._receipt is not None:
+                return
+            self._failure = self._error(problem)
+            if tell is not None:
+                self._say(Error(self.room, tell, problem))
+            self._end()
 
-    # Internal
+    # Internal, with the lock held
 
-    def _sendable(self) -> bool:
-        return bool(self._pieces) and self.sent_bytes < (self._credit_bytes or 0)
-
-    def _enqueue(self) -> None:
-        if not self._queued and self._sendable():
-            self._queued = True
-            self._pool.enqueue(self)
+    def _say(self, frame: Control) -> None:
+        if self.control is not None:
+            self.control.send(frame)
 
     def _end(self) -> None:
-        self._pool.forget(self)
+        unsent_bytes = sum(len(view) for _, _, view in self._pieces)
+        unsent_bytes += sum(len(chunk.view) for chunk in self._again)
+        self._pieces.clear()
+        self._again.clear()
+        self._pool.forget(self, unsent_bytes)
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            waiter, self._waiter = self._waiter, None
+            self._loop.call_soon_threadsafe(_set, waiter)
 
-    async def _wait(self, deadline_mono_s: float) -> None:
+    async def _wait(self, deadline_mono_s: float, over: Callable[[], bool]) -> None:
         """Until the phase is over; the deadline and a cancellation end the transfer."""
-        self._waiter = asyncio.get_running_loop().create_future()
+        with self._pool.lock:
+            if self._failure is not None or over():
+                self._raise_failure()
+                return
+            waiter = self._waiter = self._loop.create_future()
         try:
             async with asyncio.timeout(max(0.0, deadline_mono_s - time.monotonic())):
-                await self._waiter
+                await waiter
         except TimeoutError:
             self.abort(
                 f"no answer by the deadline; {self.sent_bytes} of {self.total_bytes} bytes had "
@@ -207,3 +285,8 @@ class Transfer:
 
     def _error(self, problem: str) -> TransferError:
         return TransferError(self.room, self._pool.peer, self._phase, problem)
+
+
+def _set(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""Frames of the KV transfer protocol, version 1. Sans-I/O: bytes in, frames out.
+"""Frames of the KV transfer protocol, version 2. Sans-I/O: bytes in, frames out.
 
 Every frame is an 8-byte header and a body, all integers big-endian:
 
@@ -17,22 +17,23 @@ Every frame is an 8-byte header and a body, all integers big-endian:
     Done        sender -> receiver   room u64, bytes u64, meta: everything has been handed over
     Ack         receiver -> sender   room u64, bytes u64: everything has arrived
     Error       either way           room u64 (2^64 - 1: the connection), code u16, UTF-8 text
-    Resume      sender -> receiver   room u64, 0 u32: what is missing?
-                receiver -> sender   room u64, gaps u32, gaps x (layer u32, offset u64, length u64)
+    Resume      sender -> receiver   room u64: the room goes on over this connection
+    Progress    receiver -> sender   frames u64: data frames taken from this connection so far
 
 A data frame's checksum is the xxh3-64 of its payload, seeded with the xxh3-64 of (room u64, layer
 u32, offset u64), so bytes that come with the wrong place fail it too. Data of one transfer may use
 any connection of the session once its Credit has arrived; Offer, Done and the answers use the
-connection of the Offer.
+connection of the Offer. When a connection is lost, the data frames that no Progress has counted are
+sent again over others, with the same bounds: a frame that has arrived already is dropped. A room
+whose own connection is lost goes on with Resume (or the same Offer again) over another one; Done
+may be repeated too.
 """
 
 import struct
-from collections.abc import Iterator
 
 from harness.transport.frames import (
     DTYPES,
     MAGIC,
-    MAX_GAPS,
     MAX_LAYERS,
     MAX_MESSAGE_BYTES,
     MAX_META_BYTES,
@@ -47,33 +48,31 @@ from harness.transport.frames import (
     Code,
     Control,
     Credit,
-    Data,
+    DataHead,
     Done,
     Error,
-    Frame,
     Hello,
     Kind,
     LayerDone,
     Offer,
+    Progress,
     Resume,
     Welcome,
     WireError,
     checksum_of,
 )
 
-_READ_BYTES = 64 * 1024
 _FLAG_CHECKSUM = 1
 
-_HEADER = struct.Struct("!HBBI")
+HEADER = struct.Struct("!HBBI")
 _HELLO = struct.Struct("!B16s32s32s")
 _WELCOME = struct.Struct("!32sI")
 _OFFER = struct.Struct("!QIIBQI")
 _PAIR = struct.Struct("!QQ")
-_DATA = struct.Struct("!QIIQQ")
+DATA_HEAD = struct.Struct("!QIIQQ")
 _LAYER_DONE = struct.Struct("!QIQ")
 _ERROR = struct.Struct("!QH")
-_RESUME = struct.Struct("!QI")
-_GAP = struct.Struct("!IQQ")
+_COUNT = struct.Struct("!Q")
 _HEADED_DATA = struct.Struct("!HBBIQIIQQ")
 
 #: Least and greatest body length of each kind, checked before the body is awaited.
@@ -83,12 +82,13 @@ _BODY_BOUNDS: dict[int, tuple[int, int]] = {
     Kind.WELCOME: (_WELCOME.size, _WELCOME.size),
     Kind.OFFER: (_OFFER.size, _OFFER.size + 8 * MAX_LAYERS + MAX_META_BYTES),
     Kind.CREDIT: (_PAIR.size, _PAIR.size),
-    Kind.DATA: (_DATA.size + 1, _DATA.size + MAX_PAYLOAD_BYTES),
+    Kind.DATA: (DATA_HEAD.size + 1, DATA_HEAD.size + MAX_PAYLOAD_BYTES),
     Kind.LAYER_DONE: (_LAYER_DONE.size, _LAYER_DONE.size),
     Kind.DONE: (_PAIR.size, _PAIR.size + MAX_META_BYTES),
     Kind.ACK: (_PAIR.size, _PAIR.size),
     Kind.ERROR: (_ERROR.size, _ERROR.size + MAX_MESSAGE_BYTES),
-    Kind.RESUME: (_RESUME.size, _RESUME.size + _GAP.size * MAX_GAPS),
+    Kind.RESUME: (_COUNT.size, _COUNT.size),
+    Kind.PROGRESS: (_COUNT.size, _COUNT.size),
 }
 _HANDSHAKE_KINDS = frozenset({Kind.CHALLENGE, Kind.HELLO, Kind.WELCOME, Kind.ERROR})
 
@@ -100,7 +100,7 @@ def encode_data_head(
     assert 0 < len(payload) <= MAX_PAYLOAD_BYTES, len(payload)
     digest = checksum_of(room, layer, offset, payload) if checksum else 0
     flags = _FLAG_CHECKSUM if checksum else 0
-    length = _DATA.size + len(payload)
+    length = DATA_HEAD.size + len(payload)
     return _HEADED_DATA.pack(MAGIC, VERSION, Kind.DATA, length, room, layer, flags, offset, digest)
 
 
@@ -116,8 +116,8 @@ def encode_control(frame: Control) -> bytes:
             f"{type(frame).__name__} would have {len(body)} bytes; the protocol allows "
             f"{least} to {most}"
         )
-    _parse(kind, memoryview(body))  # what this side sends, the other must be able to read
-    return _HEADER.pack(MAGIC, VERSION, kind, len(body)) + body
+    parse_body(kind, memoryview(body))  # what this side sends, the other must be able to read
+    return HEADER.pack(MAGIC, VERSION, kind, len(body)) + body
 
 
 def _encode_body(frame: Control) -> tuple[Kind, bytes]:
@@ -146,23 +146,15 @@ def _encode_body(frame: Control) -> tuple[Kind, bytes]:
         case Error(room, code, message):
             text = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore").encode()
             return Kind.ERROR, _ERROR.pack(room, code) + text
-        case Resume(room, gaps):
-            return Kind.RESUME, _RESUME.pack(room, len(gaps)) + b"".join(
-                _GAP.pack(*gap) for gap in gaps
-            )
+        case Resume(room):
+            return Kind.RESUME, _COUNT.pack(room)
+        case Progress(frames):
+            return Kind.PROGRESS, _COUNT.pack(frames)
 
 
-def _parse(kind: int, body: memoryview) -> Frame:
-    """Body to frame; its length is within the bounds of its kind."""
+def parse_body(kind: int, body: memoryview) -> Control:
+    """Body to frame, of any kind but DATA; its length is within the bounds of its kind."""
     match kind:
-        case Kind.DATA:
-            room, layer, flags, offset, digest = _DATA.unpack_from(body)
-            if flags & ~_FLAG_CHECKSUM:
-                raise WireError(f"data frame with unknown flags {flags:#x}")
-            payload = body[_DATA.size :]
-            if layer >= MAX_LAYERS or offset + len(payload) > MAX_TRANSFER_BYTES:
-                raise WireError(f"data frame for layer {layer} at byte {offset} is out of range")
-            return Data(_room(room), layer, offset, payload, digest if flags else None)
         case Kind.CHALLENGE:
             return Challenge(bytes(body))
         case Kind.HELLO:
@@ -184,8 +176,21 @@ def _parse(kind: int, body: memoryview) -> Frame:
             return Ack(*_parse_count(body))
         case Kind.ERROR:
             return _parse_error(body)
+        case Kind.RESUME:
+            return Resume(_room(*_COUNT.unpack(body)))
         case _:
-            return _parse_resume(body)
+            return Progress(*_COUNT.unpack(body))
+
+
+def parse_data_head(body: memoryview, length: int) -> DataHead:
+    """The fixed fields that begin a data frame's body of ``length`` bytes, payload included."""
+    room, layer, flags, offset, digest = DATA_HEAD.unpack_from(body)
+    if flags & ~_FLAG_CHECKSUM:
+        raise WireError(f"data frame with unknown flags {flags:#x}")
+    payload_bytes = length - DATA_HEAD.size
+    if layer >= MAX_LAYERS or offset + payload_bytes > MAX_TRANSFER_BYTES:
+        raise WireError(f"data frame for layer {layer} at byte {offset} is out of range")
+    return DataHead(_room(room), layer, offset, payload_bytes, digest if flags else None)
 
 
 def _room(room: int) -> int:
@@ -226,87 +231,22 @@ def _parse_error(body: memoryview) -> Error:
         raise WireError(f"malformed error frame: {error}") from error
 
 
-def _parse_resume(body: memoryview) -> Resume:
-    room, gaps = _RESUME.unpack_from(body)
-    if len(body) != _RESUME.size + _GAP.size * gaps:
-        raise WireError(f"resume frame of {gaps} gaps has {len(body)} bytes")
-    return Resume(_room(room), tuple(_GAP.iter_unpack(body[_RESUME.size :])))
-
-
-class Decoder:
-    """Cuts a byte stream into frames, at most one frame and one read ahead.
-
-    Either ``feed(data)``, or without a copy: read into ``buffer()``, then iterate
-    ``received(nbytes)``. Before ``unlock()`` only frames of the handshake are accepted.
-    """
-
-    def __init__(self, buffer_bytes: int = 2 * _READ_BYTES) -> None:
-        self._view = memoryview(bytearray(buffer_bytes))
-        self._start = self._end = 0
-        self._needed_bytes = _HEADER.size
-        self._max_payload_bytes = 0
-        self._violation: str | None = None
-
-    def unlock(self, max_payload_bytes: int) -> None:
-        """The handshake is over: accept every kind, and data frames up to this payload."""
-        self._max_payload_bytes = max_payload_bytes
-
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames that ``data`` completes; WireError at the first that breaks the protocol."""
-        self.buffer(len(data))[: len(data)] = data
-        return list(self.received(len(data)))
-
-    def buffer(self, least_bytes: int = _READ_BYTES) -> memoryview:
-        """Writable space of at least ``least_bytes``; views of earlier frames become invalid."""
-        pending = self._end - self._start
-        if pending == 0:
-            self._start = self._end = 0
-        capacity = max(self._needed_bytes, pending + least_bytes)
-        if len(self._view) - self._start < capacity:
-            target = self._view
-            if len(target) < capacity:
-                target = memoryview(bytearray(capacity + _READ_BYTES))
-            target[:pending] = self._view[self._start : self._end]
-            self._view, self._start, self._end = target, 0, pending
-        return self._view[self._end :]
-
-    def received(self, nbytes: int) -> Iterator[Frame]:
-        """Iterate the frames completed by ``nbytes`` written into ``buffer()``."""
-        self._end += nbytes
-        while self._violation is None and self._end - self._start >= _HEADER.size:
-            magic, version, kind, length = _HEADER.unpack_from(self._view, self._start)
-            self._check_header(magic, version, kind, length)
-            self._needed_bytes = _HEADER.size + length
-            if self._end - self._start < self._needed_bytes:
-                return
-            body = self._view[self._start + _HEADER.size : self._start + self._needed_bytes]
-            self._start += self._needed_bytes
-            self._needed_bytes = _HEADER.size
-            try:
-                frame = _parse(kind, body)
-            except WireError as error:
-                self._violation = str(error)
-                raise
-            yield frame
-        if self._violation is not None:
-            raise WireError(self._violation)
-
-    def _check_header(self, magic: int, version: int, kind: int, length: int) -> None:
-        if magic != MAGIC:
-            self._violation = f"bytes {magic:#06x} where a frame should begin"
-        elif version != VERSION:
-            self._violation = f"wire version {version}; this side speaks version {VERSION}"
-        elif kind not in _BODY_BOUNDS:
-            self._violation = f"unknown kind of frame {kind}"
-        elif not self._max_payload_bytes and kind not in _HANDSHAKE_KINDS:
-            self._violation = f"{Kind(kind).name} frame before the handshake ended"
-        else:
-            least, most = _BODY_BOUNDS[kind]
-            if kind == Kind.DATA:
-                most = min(most, _DATA.size + self._max_payload_bytes)
-            if least <= length <= most:
-                return
-            self._violation = (
-                f"{Kind(kind).name} frame of {length} bytes; allowed are {least} to {most}"
-            )
-        raise WireError(self._violation)
+def header_fault(
+    magic: int, version: int, kind: int, length: int, max_payload_bytes: int
+) -> str | None:
+    """What is wrong with a frame's header, if anything; before the handshake ended
+    ``max_payload_bytes`` is 0."""
+    if magic != MAGIC:
+        return f"bytes {magic:#06x} where a frame should begin"
+    if version != VERSION:
+        return f"wire version {version}; this side speaks version {VERSION}"
+    if kind not in _BODY_BOUNDS:
+        return f"unknown kind of frame {kind}"
+    if not max_payload_bytes and kind not in _HANDSHAKE_KINDS:
+        return f"{Kind(kind).name} frame before the handshake ended"
+    least, most = _BODY_BOUNDS[kind]
+    if kind == Kind.DATA:
+        most = min(most, DATA_HEAD.size + max_payload_bytes)
+    if least <= length <= most:
+        return None
+    return f"{Kind(kind).name} frame of {length} bytes; allowed are {least} to {most}"

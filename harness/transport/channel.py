@@ -1,0 +1,105 @@
+"""The bytes of one connection: a socket as it is, or with TLS over it. Neither ever blocks.
+
+``receive`` and ``send`` return None where they would have blocked. TLS takes and gives one buffer
+at a time (OpenSSL has no scatter and gather).
+"""
+
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffers = Sequence[memoryview | bytes]
+
+
+class Channel(Protocol):
+    """What a connection asks of its bytes."""
+
+    @property
+    def sock(self) -> socket.socket:
+        """The socket, to wait for and to ask about."""
+
+    def shake_hands(self) -> bool:
+        """Go on with the channel's own handshake; whether it is over. OSError if it fails."""
+
+    def receive(self, buffers: Sequence[memoryview]) -> int | None:
+        """Read into the buffers in turn; 0 at the end of the stream."""
+
+    def send(self, buffers: Buffers) -> int | None:
+        """Bytes taken, from the front of the first buffer on."""
+
+    def pending(self) -> bool:
+        """Whether bytes wait that the socket's readiness does not tell of."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
+class PlainChannel:
+    """TCP as it is."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+
+    def shake_hands(self) -> bool:
+        return True
+
+    def receive(self, buffers: Sequence[memoryview]) -> int | None:
+        try:
+            return self.sock.recvmsg_into(buffers)[0]
+        except BlockingIOError:
+            return None
+
+    def send(self, buffers: Buffers) -> int | None:
+        try:
+            return self.sock.sendmsg(buffers)
+        except BlockingIOError:
+            return None
+
+    def pending(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class TlsChannel:
+    """TLS over TCP; the peer's certificate has been checked when ``shake_hands`` returns true."""
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None
+    ) -> None:
+        sock.setblocking(False)
+        self.sock: ssl.SSLSocket = context.wrap_socket(
+            sock,
+            server_side=server_name is None,
+            server_hostname=server_name,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=True,
+        )
+
+    def shake_hands(self) -> bool:
+        try:
+            self.sock.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        return True
+
+    def receive(self, buffers: Sequence[memoryview]) -> int | None:
+        try:
+            return self.sock.recv_into(buffers[0])
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+
+    def send(self, buffers: Buffers) -> int | None:
+        try:
+            return self.sock.send(buffers[0])
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+
+    def pending(self) -> bool:
+        return self.sock.pending() > 0
+
+    def close(self) -> None:
+        self.sock.close()
