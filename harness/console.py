@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from harness.phrases import SHORT_STAGES
+
 
 class RunConsole:
     """Context manager: messages, and one bar a deployment on a terminal."""
@@ -87,27 +89,35 @@ def simulation_table(document: dict[str, Any]) -> Table:
     """The deployments side by side, as simulated. Fits 80 columns."""
     table = Table(
         title=f"simulated: {document['scenario']}, {document['num_requests']} requests",
-        caption="plan: N_prfaas/N_p/N_d and threshold; TTFT in s; use of the busiest stage; "
-        "max = modelled capacity, Lambda_max in req/s",
+        caption="plan: N_prfaas/N_p/N_d; t: threshold in tokens; fail: requests that failed; TTFT "
+        "in s, inf: too few completed to reach it, and with failures there is no mean; use: of the "
+        "busiest stage; max: modelled capacity, Lambda_max with T(E\\[l]) in req/s",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
+        title_justify="left",
+        caption_justify="left",
     )
-    for column in ("deployment", "plan"):
-        table.add_column(column, no_wrap=True)
-    for column in ("mean", "P90", "busiest", "use", "max"):
+    table.add_column("deployment", no_wrap=True)
+    for column in ("plan", "t", "fail", "mean", "P50", "P90", "busiest", "use", "max"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, one in document["deployments"].items():
-        plan = f"{one['num_prfaas']}/{one['num_prefill']}/{one['num_decode']}"
-        if one["threshold_tokens"] is not None:
-            plan += f" {one['threshold_tokens']}"
+        counts = (one["num_prfaas"], one["num_prefill"], one["num_decode"])
+        threshold = one["threshold_tokens"]
         stage = max(one["utilisation"], key=one["utilisation"].__getitem__)
         table.add_row(
             name,
-            plan,
+            "/".join(str(count or "-") for count in counts),
+            "-" if threshold is None else f"{threshold:,}",
+            f"{one['num_failed']:,}",
             _figure(one["ttft_mean_s"]),
-            _figure(one["ttft_p90_s"]),
-            stage,
+            *(_quantile(one, f"ttft_{name}_s") for name in ("p50", "p90")),
+            SHORT_STAGES[stage],
             _figure(one["utilisation"][stage]),
             _figure(one["lambda_max_req_per_s"]),
         )
     return table
+
+
+def _quantile(one: dict[str, Any], key: str) -> str:
+    """A quantile; of requests that fail it is infinite, which JSON has as null."""
+    return "inf" if one[key] is None and one["num_failed"] else _figure(one[key])

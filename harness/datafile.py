@@ -52,7 +52,7 @@ def parse_json_file(path: Path, what: str, model: type[ModelT]) -> ModelT:
     """``path`` as a validated ``model``; ScenarioError names file, key and line where known."""
     text = read_text_file(path, what)
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         raise ScenarioError(
             f"The {what} {path} is not JSON: {error.msg} at line {error.lineno}, "
@@ -64,6 +64,16 @@ def parse_json_file(path: Path, what: str, model: type[ModelT]) -> ModelT:
         return model.model_validate(content)
     except ValidationError as error:
         raise ScenarioError(explain(error, model, f"the {what} {path}")) from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; ValueError where it has a key twice, of which JSON would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {printable(twice)!r} twice; keep one of them")
+    return found
 
 
 def explain(

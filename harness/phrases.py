@@ -4,6 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 _MAX_TEXT = 400
+#: The stages as short as a column of a terminal takes them.
+SHORT_STAGES = {
+    "prfaas_prefill": "PrfaaS",
+    "pd_prefill": "prefill",
+    "pd_decode": "decode",
+    "link": "link",
+    "fabric": "fabric",
+}
 
 
 def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -38,7 +46,8 @@ def percent(value: float | None, *, sign: bool = True) -> str | None:
     """A share in percent."""
     if value is None:
         return None
-    return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
+    shown = f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
+    return f"{'0.0' if shown in ('+0.0', '-0.0') else shown} %"
 
 
 def milliseconds(value_s: float | None) -> str | None:

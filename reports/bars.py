@@ -65,7 +65,7 @@ def tornado(chart: Chart) -> Drawn:
             scale=alt.Scale(zero=False, nice=False, padding=110),
             axis=labelled(chart.x),
         ),
-        "y": alt.Y(f"{y}:N", sort=rows, axis=alt.Axis(title=None, labelLimit=_LABELS + 40)),
+        "y": alt.Y(f"{y}:N", sort=rows, axis=alt.Axis(title=None, labelLimit=0)),
         "yOffset": alt.YOffset(f"{chart.series}:N", sort=list(chart.order)),
     }
     bars = (
@@ -142,7 +142,7 @@ def dots(chart: Chart) -> Drawn:
     a mark's place does."""
     x, y = chart.x.column, chart.y.column
     rows = list(dict.fromkeys(chart.frame[y]))
-    axis = alt.Axis(title=chart.y.title or None, labelLimit=_LABELS, grid=True)
+    axis = alt.Axis(title=chart.y.title or None, labelLimit=0, grid=True)
     row = alt.Y(f"{y}:N", sort=rows, axis=axis)
     order = list(chart.order)
     shapes = alt.Scale(domain=order, range=[_SHAPES[i % len(_SHAPES)] for i in range(len(order))])

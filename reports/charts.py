@@ -32,7 +32,7 @@ def chart_spec(chart: Chart) -> dict[str, Any]:
         drawn.configure(font="system-ui, 'DejaVu Sans', sans-serif", aria=False)
         .configure_view(strokeWidth=0)
         .configure_axis(labelFontSize=12, titleFontSize=13, gridColor="#e4e4e4", titlePadding=8)
-        .configure_legend(labelFontSize=12, titleFontSize=13, symbolStrokeWidth=3, labelLimit=260)
+        .configure_legend(labelFontSize=12, titleFontSize=13, symbolStrokeWidth=3, labelLimit=0)
         .configure_header(labelFontSize=13, labelFontWeight=600)
     )
     spec: dict[str, Any] = configured.to_dict()

@@ -20,7 +20,14 @@ from reports.axes import (
     tooltips,
 )
 from reports.document import Axis, Chart
-from reports.reduction import cdf_points, line_points, stretches
+from reports.reduction import (
+    CDF_POINTS,
+    LINE_POINTS,
+    MOST_ROWS,
+    cdf_points,
+    line_points,
+    stretches,
+)
 
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 #: Lines of at most this many points show each.
@@ -28,6 +35,9 @@ _MOST_POINTS = 30
 #: Shares of the axes: a shorter stretch goes without its name where another has it, and one that
 #: rises or falls by more has it beside itself.
 _SHORT, _STEEP = 0.15, 0.1
+#: From this share of the x axis on a mark's label lies to its left.
+_FAR = 0.7
+_LABEL: dict[str, Any] = {"fontSize": 13, "fontWeight": 600}
 #: How the text of a label lies at its point.
 _SIDES: dict[str, dict[str, Any]] = {
     "left": {"align": "right", "dx": -14},
@@ -39,7 +49,8 @@ _SIDES: dict[str, dict[str, Any]] = {
 def cdf(chart: Chart) -> Drawn:
     """Distribution functions, dashed where the chart says so."""
     keys = [chart.series] + ([chart.dashed] if chart.dashed else [])
-    frame = _by_line(chart, keys, lambda group: cdf_points(group[chart.x.column]))
+    most = _most(chart, keys, CDF_POINTS)
+    frame = _by_line(chart, keys, lambda group: cdf_points(group[chart.x.column], most))
     frame = frame if len(frame) else pd.DataFrame(columns=["value", "share", *keys])
     encoding: dict[str, Any] = {
         "x": alt.X("value:Q", scale=scale(chart.x), axis=labelled(chart.x, frame["value"])),
@@ -65,7 +76,8 @@ def lines(chart: Chart) -> Drawn:
     """A line a series, all in one panel or in a panel each."""
     x, y = chart.x, chart.y
     keys = list(dict.fromkeys([chart.series, *([chart.panel] if chart.panel else [])]))
-    frame = _by_line(chart, keys, lambda group: line_points(group, x.column, y.column))
+    most = _most(chart, keys, LINE_POINTS)
+    frame = _by_line(chart, keys, lambda group: line_points(group, x.column, y.column, most))
     frame = frame if len(frame) else pd.DataFrame(columns=[x.column, y.column, *keys])
     encoding: dict[str, Any] = {
         "x": alt.X(f"{x.column}:Q", scale=scale(x), axis=labelled(x, frame[x.column])),
@@ -164,15 +176,32 @@ def mark_layers(chart: Chart, y: alt.Y | str) -> list[alt.Chart]:
     frame = pd.DataFrame(
         [{chart.x.column: one.x, chart.y.column: one.y, "text": one.text} for one in chart.marks]
     )
-    base = alt.Chart(frame).encode(x=f"{chart.x.column}:Q", y=y)
-    words: dict[str, Any] = {"align": "left", "dx": 9, "dy": -9, "fontSize": 13, "fontWeight": 600}
-    return [
-        base.mark_point(
+    place: dict[str, Any] = {"x": f"{chart.x.column}:Q", "y": y}
+    layers = [
+        alt.Chart(frame)
+        .mark_point(
             filled=True, size=110, opacity=1, color="#000000", stroke="#ffffff", strokeWidth=2
-        ),
-        base.mark_text(stroke="#ffffff", strokeWidth=4, **words).encode(text="text:N"),
-        base.mark_text(color="#000000", **words).encode(text="text:N"),
+        )
+        .encode(**place)
     ]
+    # A label near the right edge would leave the chart, or lie on its legend.
+    along = _shares(pd.concat([chart.frame[chart.x.column], frame[chart.x.column]]), chart.x)
+    far = along[-len(frame) :] > _FAR
+    for side, some in (("left", frame[~far]), ("right", frame[far])):
+        if some.empty:
+            continue
+        words = {"align": side, "dx": 9 if side == "left" else -9, "dy": -9} | _LABEL
+        base = alt.Chart(some)
+        layers += [
+            base.mark_text(stroke="#ffffff", strokeWidth=4, **words).encode(text="text:N", **place),
+            base.mark_text(color="#000000", **words).encode(text="text:N", **place),
+        ]
+    return layers
+
+
+def _most(chart: Chart, keys: list[str], usual: int) -> int:
+    """Points of each line, so that all of them together are not too many to draw."""
+    return max(1, min(usual, MOST_ROWS // max(1, chart.frame.groupby(keys).ngroups)))
 
 
 def _by_line(chart: Chart, keys: list[str], reduce: Any) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 from reports.axes import GREY, WIDTH, Drawn, colour, labelled, scale, tooltips
 from reports.document import Chart
 from reports.lines import mark_layers
-from reports.reduction import cells, scatter_points
+from reports.reduction import cells, heat_map_rows, scatter_points
 
 _ROW_HEIGHT = 38
 
@@ -54,7 +54,8 @@ def heat_map(chart: Chart) -> Drawn:
     """A cell for every x in every row, the larger the lighter, which holds in grey as well."""
     assert chart.value is not None, "a heat map needs what its colour stands for"
     x, y, value = chart.x, chart.y, chart.value
-    frame = cells(chart.frame, x)
+    drawn = heat_map_rows(chart.frame[y.column].tolist(), [mark.y for mark in chart.marks])
+    frame = cells(chart.frame[chart.frame[y.column].isin(drawn)], x)
     # Each cell reaches under the next, else the ground shows between the two.
     frame["under"] = frame.groupby(y.column)["high"].shift(-1).fillna(frame["high"])
     row = alt.Y(

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from harness.cli import main
+from harness.console import simulation_table
+from harness.simulation_summary import ttft_statistics
 
 ROOT = Path(__file__).parent.parent
 CASE_STUDY = str(ROOT / "scenarios/paper-case-study.toml")
@@ -139,3 +144,109 @@ def test_simulate_prints_one_document() -> None:
 def test_the_schema_names_every_table() -> None:
     schema = json.loads(prfaas("schema").stdout)
     assert {"model", "hardware", "workload", "link", "deployments"} <= set(schema["properties"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", CASE_STUDY, "--html", ""], "--html needs the name of a file"),
+        (["plan", CASE_STUDY, "--html", "/proc/plan.html"], "/proc/plan.html"),
+        (["plan", CASE_STUDY, "--html", "nowhere/plan.html"], "nowhere does not exist"),
+        (["plan", CASE_STUDY, "--html", "tests"], "no regular file"),
+        (["bench", CASE_STUDY, "--runs", "README.md/runs"], "README.md is no folder"),
+        (["model", "inspect", "nowhere.json", "--output", "/proc/m.json"], "/proc/m.json"),
+        (
+            ["profile", "import", "published", "nowhere.json", "--architecture", "nowhere.json",
+             "--output", "README.md"],
+            "README.md exists",
+        ),
+    ],
+)  # fmt: skip
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any input is read: those that do not exist are not what is complained of."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert "nowhere.json" not in err
+
+
+@pytest.mark.parametrize("verb", [["plan", "--table", "wall"], ["simulate", CASE_STUDY, "--json"]])
+def test_a_reader_that_stops_ends_it_without_a_word(verb: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [sys.executable, "-m", "harness", *verb],
+        stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("at", ["harness.verbs", "harness.planning.plan"])
+def test_ctrl_c_before_there_is_anything_to_judge(at: str) -> None:
+    """While a module is imported, of the command line itself or of the work."""
+    code = (
+        "import runpy, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {at!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        f"sys.argv = ['prfaas', 'plan', {CASE_STUDY!r}]\n"
+        "runpy.run_module('harness', run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "prfaas: interrupted\n"
+
+
+def test_failures_are_counted_and_leave_quantiles_not_means() -> None:
+    settings = ("load.rate_req_per_s=4", "scheduling.admission_deadline=0.1s")
+    flags = [part for one in (*settings, "load.num_requests=300") for part in ("--set", one)]
+    result = prfaas("simulate", CASE_STUDY, "--json", *flags)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    document = json.loads(result.stdout, parse_constant=refuse)
+    failed = {name: one for name, one in document["deployments"].items() if one["num_failed"] > 0}
+    assert failed
+    for name, one in failed.items():
+        assert one["num_failed"] == one["num_planned"] - one["num_completed"]
+        assert one["ttft_mean_s"] is None
+        assert one["ttft_p50_s"] >= one["ttft_p50_completed_s"]
+        assert any(f"{name}: {one['num_failed']} of 300 requests failed" in n
+                   for n in document["notes"])  # fmt: skip
+
+
+def test_quantiles_beyond_the_completed_requests_are_null_and_shown_as_infinite() -> None:
+    document = {
+        "scenario": "s", "num_requests": 10,
+        "deployments": {
+            "prfaas_pd": {
+                "num_prfaas": 4, "num_prefill": 3, "num_decode": 5, "threshold_tokens": 19400,
+                "num_failed": 4, "ttft_mean_s": None, "ttft_p50_s": 2.0, "ttft_p90_s": None,
+                "utilisation": {"link": 0.5}, "lambda_max_req_per_s": 3.0,
+            }
+        },
+    }  # fmt: skip
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(simulation_table(document))
+    row = next(line.split() for line in capture.get().splitlines() if "4/3/5" in line)
+    assert row == ["prfaas_pd", "4/3/5", "19,400", "4", "-", "2.00", "inf", "link", "0.50", "3.00"]
+    assert ttft_statistics([1.0, 2.0], 2) == {
+        "ttft_mean_s": None, "ttft_mean_completed_s": 1.5, "ttft_p50_s": 2.0,
+        "ttft_p50_completed_s": 1.0, "ttft_p90_s": None, "ttft_p90_completed_s": 2.0,
+    }  # fmt: skip
+    assert ttft_statistics([1.0], 0) == {"ttft_mean_s": 1.0, "ttft_p50_s": 1.0, "ttft_p90_s": 1.0}
+
+
+def test_the_simulated_table_fits_80_columns() -> None:
+    shown = prfaas("simulate", CASE_STUDY).stdout
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown

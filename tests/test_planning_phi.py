@@ -133,12 +133,28 @@ def test_a_file_of_bytes_has_no_factors(tmp_path: Path) -> None:
     assert reduction(load_architecture(path)) is None
 
 
-def test_a_profile_without_its_geometry_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_skipped_and_named(
+    tmp_path: Path, catalogue: Catalogue, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "profiles"
     shutil.copytree(PROFILES, folder)
-    (folder / "models" / "qwen3-235b.json").unlink()
-    with pytest.raises(ScenarioError, match=r"qwen3-235b.*models"):
-        read_catalogue(folder)
+    (folder / "models" / "kimi-k3.json").unlink()
+    (folder / "models" / "broken.json").write_text("{")
+    (folder / "stray.json").write_text('{"schema_version": 1, "schema_version": 1}')
+    found = read_catalogue(folder)
+    skipped = " ".join(found.skipped)
+    assert len(found.skipped) == 4
+    assert "broken.json" in skipped
+    assert "the key 'schema_version' twice" in skipped
+    # The operator model's two profiles: geometry is one folder up from them.
+    assert skipped.count(f"geometry is not in {folder / 'models'};") == 2
+    models = {one.profile.model for one in (*found.profiles, *found.operator)}
+    whole = {one.profile.model for one in (*catalogue.profiles, *catalogue.operator)}
+    assert models == whole - {"kimi-k3"}
+    assert main(["plan", "--table", "wall", "--profiles", str(folder), "--json"]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("prfaas: skipped: ") == 4
+    assert json.loads(told.out)["rows"]
     with pytest.raises(ScenarioError, match=r"paper-tables\.json"):
         read_catalogue(tmp_path)
 

@@ -112,14 +112,15 @@ def test_the_answer_says_plan_bottleneck_link_equations_and_queueing(page: Page)
     assert "4 PrfaaS, 3 prefill and 5 decode instances" in plan
     assert "more than 20,000 uncached tokens offloaded (49.5 % of them)" in plan
     assert "1.60 times homogeneous_pd (-/9/3, 2.00 req/s)" in plan
-    assert "PD prefill" in bottleneck
+    assert "Its bottleneck by the paper equations is PD prefill." in bottleneck
     assert "12 Gbit/s of the 100 Gbit/s there are" in bottleneck
-    assert "the link carries it, and would down to 12 Gbit/s." in bottleneck
+    assert "there are: the link carries it. Searched anew, with link.rate below" in bottleneck
     assert "3.00 req/s (-6.2 %)" in equations
     assert "4/4/4 at t = 22,000, carries 3.10" in equations
-    # 2.2 / (1 - 1.25 / 3.0) and 4.5 / (1 - 1.25 / 1.9)
-    assert "3.77 s with prfaas_pd, of which service alone is 2.20 s" in ttft
-    assert "13.15 s with homogeneous_pd, of which service alone is 4.50 s" in ttft
+    # 2.2 / (1 - 1.25 / 3.0), 4.5 / (1 - 1.25 / 1.9) and 1.7 / (1 - 1.25 / 2.3)
+    assert "3.77 s with prfaas_pd (service alone 2.20 s)" in ttft
+    assert "13.15 s with homogeneous_pd (service alone 4.50 s)" in ttft
+    assert "3.72 s with naive_heterogeneous (service alone 1.70 s)" in ttft
     for sentence in (plan, bottleneck, equations, ttft):
         assert sentence in page.text
     assert "a warning <b>not to be missed</b>" in page.text
@@ -128,10 +129,9 @@ def test_the_answer_says_plan_bottleneck_link_equations_and_queueing(page: Page)
 
 def test_the_answer_of_a_scarce_link_and_of_one_deployment() -> None:
     scarce = document(link_bytes_per_s=1e9)
-    assert (
-        "of the 8 Gbit/s there are: the link holds every plan back; it would take 12 Gbit/s"
-        in (answer(scarce)[1])
-    )
+    scarce["deployments"]["prfaas_pd"]["bottleneck"] = "link"
+    assert "of the 8 Gbit/s there are: the link carries no more." in answer(scarce)[1]
+    assert "with link.rate below 12 Gbit/s no threshold and split" in answer(scarce)[1]
     full = document(sweeps=None)
     full["deployments"]["prfaas_pd"]["bottleneck"] = "link"
     assert "the link carries no more" in answer(full)[1]
@@ -146,7 +146,7 @@ def test_the_answer_of_a_scarce_link_and_of_one_deployment() -> None:
     sentences = answer(alone)
     assert sentences[0].endswith("with 9 prefill and 3 decode instances.")
     assert "nothing crosses a link" in sentences[1]
-    assert "no other plan carries more" in sentences[2]
+    assert "no other division of its instances carries more" in sentences[2]
 
 
 def test_tables_hold_the_documents_numbers(page: Page) -> None:
@@ -157,7 +157,7 @@ def test_tables_hold_the_documents_numbers(page: Page) -> None:
         ("Theta PD prefill (req/s)", "theta_pd_prefill_req_per_s"),
         ("Lambda_max, T(E[l]) (req/s)", "throughput_req_per_s"),
         ("Lambda_max, E[T(l)] (req/s)", "throughput_exact_req_per_s"),
-        ("over homogeneous_pd, T(E[l])", "ratio"),
+        ("Lambda_max over homogeneous_pd", "ratio"),
     ):
         assert page.row(head) == [cell_text(one[key]) for one in deployments], head
     assert page.row("N_prfaas/N_p/N_d") == ["4/3/5", "-/9/3", "4/-/8"]
@@ -174,12 +174,13 @@ def test_tables_hold_the_documents_numbers(page: Page) -> None:
 
 
 def test_cost_sensitivity_and_sweeps_hold_the_documents_numbers(page: Page) -> None:
-    assert page.row("gain at equal cost, scaled linearly") == ["+15.5 %", "-12.9 %"]
+    assert page.row("gain at equal cost, scaled linearly") == ["+11.5 %", "-16.9 %"]
+    assert page.row("the same if the link cost nothing") == ["+15.5 %", "-12.9 %"]
     assert page.row("homogeneous N_p/N_d of the same cost, and its req/s")[0] == "12/4: 2.750"
-    assert page.row("price ratio that breaks even") == ["2.620", "2.620"]
-    assert page.row("price ratio for +15 %, link paid") == ["1.930", "1.930"]
+    assert page.row("price ratio that breaks even") == ["2.510", "2.510"]
+    assert page.row("price ratio for +15 %") == ["1.930", "1.930"]
     assert page.row("egress a month at Lambda_max (PB)") == ["4.060", "4.060"]
-    assert page.row("price per GB that breaks even") == ["0.003560", cell_text(None)]
+    assert page.row("price per GB that breaks even, rent 0") == ["0.003560", cell_text(None)]
     assert page.row("speed of the chip") == ["x 0.8", "2.900", "1.450", "x 1.25", "3.800", "1.900"]
     assert page.row("link")[0] == "100 Gbit/s"
     assert page.row("time per output token")[:2] == ["20 ms", cell_text(None)]
@@ -275,7 +276,10 @@ def test_a_load_that_nothing_carries_is_said_and_not_drawn(tmp_path: Path) -> No
         for point in one["load_curve"]:
             point.update(ttft_mean_s=None, ttft_p90_s=None)
     page = page_of(tmp_path, given)
-    assert "without bound with prfaas_pd" in page.text
+    assert (
+        "The scenario's load of 9 req/s is more than prfaas_pd (PD decode at 42%), homogeneous_pd "
+    ) in page.text
+    assert "can serve: queues grow without bound, and there is no TTFT." in page.text
     assert page.row("at the load: mean") == [cell_text(None)] * 3
     assert page.row("decode admission") == [cell_text(None)] * 3
     assert page.row("saturated by the load") == ["PD decode"] * 3
@@ -312,6 +316,38 @@ def test_a_real_plan(tmp_path: Path, objective: Any, settings: list[str]) -> Non
         shown = next(line for line in capture.get().splitlines() if line.startswith(f" {name}"))
         assert f" {one['throughput_exact_req_per_s']:.2f} " in shown
     assert "\N{HORIZONTAL ELLIPSIS}" not in capture.get()
+
+
+def test_a_large_pd_cluster_is_drawn_and_says_what_is_left_out(tmp_path: Path) -> None:
+    counts = list(range(1, 61))
+    thresholds = [1000.0 * number for number in range(1, 131)]
+    grid = {
+        "threshold_tokens": thresholds,
+        "num_prefill": counts,
+        "best_threshold_tokens": [20000.0] * len(counts),
+        "lambda_max_req_per_s": [[3.0] * len(thresholds)] * len(counts),
+        "stage": [["pd_decode"] * len(thresholds)] * len(counts),
+    }
+    page = page_of(tmp_path, document(grid=grid))
+    assert "Of 60 splits 24 are shown." in page.text
+    (split,) = (table for table in page.tables if table[0][0] == "N_p")
+    shown = [row[0] for row in split[1:]]
+    assert len(shown) == 24
+    assert {"1", "3", "60"} <= set(shown)
+
+
+def test_what_is_offloaded_in_words() -> None:
+    given = document()
+    one = given["deployments"]["prfaas_pd"]
+    for threshold, share, num_prefill, said in (
+        (0, 1.0, None, "decode instances, every prompt offloaded: "),
+        (131072, 0.0, 3, "decode instances, no prompt offloaded: "),
+    ):
+        one |= {
+            "threshold_tokens": threshold, "offload_fraction": share, "num_prefill": num_prefill,
+        }  # fmt: skip
+        assert said in answer(given)[0]
+    assert "as the scenario plans it" in answer(document(kept=True))[0]
 
 
 def test_words_for_units_and_plans() -> None:

@@ -253,6 +253,23 @@ def test_a_wrong_file_is_told_by_name(tmp_path: Path, document: object, words: l
     assert "\n" not in message
 
 
+def test_a_key_given_twice_is_told_by_name(tmp_path: Path) -> None:
+    """JSON itself would keep the last of them."""
+    path = tmp_path / "twice.json"
+    text = json.dumps(VALID)
+    path.write_text(text.replace('"max_batch": 4', '"max_batch": 4, "max_batch": 2'))
+    with pytest.raises(ScenarioError, match=r"twice\.json is not usable.*'max_batch' twice"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize("seconds", [1e-300, 1e300])
+def test_a_time_that_nothing_takes_is_refused(tmp_path: Path, seconds: float) -> None:
+    """Squares of it would be 0 or infinite."""
+    path = written(tmp_path, changed("prefill.points", [point(1, seconds), point(9, seconds)]))
+    with pytest.raises(ScenarioError, match=r"prefill_s.*\.json|\.json.*prefill_s"):
+        load_profile(path)
+
+
 def test_curves_over_disjoint_lengths_are_refused(tmp_path: Path) -> None:
     points = [point(1, 1.0), point(9, 1.0), point(20, 1.0, 5), point(30, 1.0, 5)]
     with pytest.raises(ScenarioError, match="no range of new tokens"):

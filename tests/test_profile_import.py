@@ -160,6 +160,8 @@ def test_a_table_becomes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*arguments, *described(output), "--max-batch", "4", "--force"]) == 0
     assert load_profile(output).decode_max_batch == 4
     assert "decode: batches of 1 to 8, at most 4 (measured)" in capsys.readouterr().out
+    assert main([*arguments, *described(output), "--max-batch", "0", "--force"]) == 2
+    assert "'decode.max_batch'" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "out.json", "t.csv"]
 
 

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from reports.reduction import (
     CDF_POINTS,
     HEAT_MAP_COLUMNS,
     LINE_POINTS,
+    MOST_ROWS,
     SCATTER_CELLS,
     SCATTER_POINTS,
     cdf_points,
@@ -71,6 +73,15 @@ def test_charts_of_many_points_stay_small(kind: str, bound: int) -> None:
     change = {"y": Axis("bin", "bin"), "value": Axis("y", "y")} if kind == "heat_map" else {}
     spec = chart_spec(chart(kind, size=30_000, **change))
     assert 100 < data_rows(spec) <= bound
+
+
+@pytest.mark.parametrize("kind", ["cdf", "lines", "scatter"])
+def test_many_series_of_many_points_are_still_drawn(kind: str) -> None:
+    whole = chart(kind, size=40_000)
+    names = [f"series {number}" for number in range(40)]
+    frame = whole.frame.assign(who=[names[number % 40] for number in range(len(whole.frame))])
+    spec = chart_spec(replace(whole, frame=frame, order=tuple(names)))
+    assert 1000 < data_rows(spec) <= MOST_ROWS
 
 
 @given(st.lists(st.floats(0, 1e3) | st.just(math.inf), max_size=600))

@@ -13,9 +13,18 @@ from chart_samples import DOTS, EVIL, HEAT, KINDS, STRETCHED, TORNADO, WATERFALL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.document import Axis, Chart
+from reports.charts import chart_spec
+from reports.document import Axis, Chart, Mark
 from reports.lines import stretch_labels
-from reports.reduction import HEAT_MAP_COLUMNS, LINE_POINTS, cells, stretches
+from reports.reduction import (
+    HEAT_MAP_COLUMNS,
+    HEAT_MAP_ROWS,
+    LINE_POINTS,
+    MOST_ROWS,
+    cells,
+    heat_map_rows,
+    stretches,
+)
 from reports.render import render_png, render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -124,6 +133,26 @@ class TestHeatMap:
         (symbol,) = itertools.chain(*marks(HEAT, "symbol"))
         assert list(places([symbol])) == [(345.0, 19.0)]
         assert words(HEAT) == ["the best", "the best"]
+
+    def test_of_many_rows_a_bounded_number_is_drawn_and_the_marked_one_is_kept(self) -> None:
+        counts, places = range(1, 101), range(1, 301)
+        frame = pd.DataFrame(
+            [(place, count, count + place, "feed") for count in counts for place in places],
+            columns=["x", "rows", "level", "stage"],
+        )
+        spec = chart_spec(replace(HEAT, frame=frame, marks=(Mark(10.0, 42, "the best"),)))
+        sizes = [len(rows) for rows in spec["datasets"].values()]
+        assert max(sizes) == HEAT_MAP_ROWS * HEAT_MAP_COLUMNS <= MOST_ROWS
+        drawn = {row["rows"] for rows in spec["datasets"].values() for row in rows if "low" in row}
+        assert {1, 42, 100} <= drawn
+        assert len(drawn) == HEAT_MAP_ROWS
+        assert heat_map_rows(list(counts), [42]) == sorted(drawn)
+
+    def test_a_label_at_the_right_edge_lies_to_the_left_of_its_mark(self) -> None:
+        for place, anchor in ((10.0, "start"), (100.0, "end")):
+            chart = replace(HEAT, marks=(Mark(place, 2, "the best"),))
+            texts = itertools.chain(*marks(chart, "text"))
+            assert {text.get("text-anchor") for text in texts} == {anchor}
 
     def test_cells_meet_and_cover_the_axis(self) -> None:
         generator = np.random.default_rng(2)

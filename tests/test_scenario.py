@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import tomllib
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from harness.core import Instance, ScenarioError
 from harness.scenario import (
     Deployment,
     Scenario,
+    check_emulation,
     deployment_gpus,
     json_schema,
     load_scenario,
@@ -119,8 +121,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("deployments.prfaas_pd.num_decode=6", lambda s: s.deployments["prfaas_pd"].num_decode, 6),
         ("name=other", lambda s: s.name, "other"),
         ("testbed.gateway_port=8080", lambda s: s.testbed.gateway_port, 8080),
-        ("hardware.h20.price_usd_per_gpu_hour=1.5",
-         lambda s: s.hardware["h20"].price_usd_per_gpu_hour, 1.5),
+        ("hardware.h20.relative_price=1.5",
+         lambda s: s.hardware["h20"].relative_price, 1.5),
     ],
 )  # fmt: skip
 def test_overrides_reach_their_key(override: str, read: Any, value: object) -> None:
@@ -235,7 +237,6 @@ WRONG = {
     "workload.trace=t.csv": ["trace brings its own", "--trace"],
     # across keys
     "link.jitter=3ms": ["jitter", "half the rtt"],
-    "link.rate=1kbit": ["'scale'", "at least 1kbit"],
     "name=a/b": ["'name'"],
     "load=3": ["'load'", "must be a table", "got 3"],
     "load.duration=1h x": ["'load.duration'"],
@@ -261,6 +262,29 @@ WRONG = {
     "workload..cv=2": ["KEY=VALUE"],
     "workload.cv.x=2": ["'workload.cv' is a value, not a table"],
 }  # fmt: skip
+
+
+def test_a_link_too_slow_to_emulate_is_refused_by_a_live_run_alone() -> None:
+    scenario = load_scenario(PAPER, ["link.rate=1kbit"])
+    assert scenario.link.rate_bytes_per_s == 125
+    with pytest.raises(ScenarioError, match=r"'scale' in .*at least 1kbit") as caught:
+        check_emulation(scenario)
+    assert caught.value.exit_status == 2
+    check_emulation(load_scenario(PAPER))
+
+
+@pytest.mark.parametrize("key", ["price_usd_per_gpu_hour", "relative_price"])
+def test_a_price_of_one_hardware_alone_is_refused(tmp_path: Path, key: str) -> None:
+    others = {"price_usd_per_gpu_hour": "relative_price", "relative_price": "none"}[key]
+    text = re.sub(r"^relative_price = .*$", "", TEXT, flags=re.MULTILINE)
+    for name in ("h20", "h200"):
+        text = text.replace(f"[hardware.{name}]", f"[hardware.{name}]\n{others} = 1.5")
+    text = text.replace("none = 1.5", "").replace("[hardware.h20]", f"[hardware.h20]\n{key} = 2.5")
+    path = written(tmp_path, text)
+    message = refusal(path)
+    assert f"'hardware.h200.{key}'" in message
+    assert "both, or neither" in message
+    assert getattr(load_scenario(path, [f"hardware.h200.{key}=5"]).hardware["h20"], key) == 2.5
 
 
 @pytest.mark.parametrize("override", WRONG)

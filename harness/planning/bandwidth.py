@@ -31,8 +31,7 @@ _TIE = 1e-9
 def hard_limit_bytes_per_s(base: Variant, objective: Objective) -> float:
     """Rate of the scenario's link, further clusters keeping theirs; 0: it is no limit at all."""
     costs = Costs(base.scenario, base.offloading, base.lengths)
-    prefills = base.offloading.num_prefill > 0
-    splits = costs.candidates() if prefills else costs.planned(base.offloading)
+    splits = (costs.candidates if costs.divides else costs.planned)(base.offloading)
     far, *more_far = costs.remote
     near, *more_near = costs.local
     unlimited = replace(far, link_bytes_per_s=math.inf)
@@ -59,5 +58,5 @@ def _best_division(
     costs: Costs, cluster: PdCluster, splits: IntArray, objective: Objective
 ) -> FloatArray:
     """What the cluster carries at each split, divided as suits that split. # (splits,)"""
-    rows = np.minimum(*local_rates(costs, divisions(cluster), splits, objective))
+    rows = np.minimum(*local_rates(costs, divisions(costs, cluster), splits, objective))
     return np.asarray(np.max(rows, axis=0))

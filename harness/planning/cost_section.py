@@ -30,8 +30,9 @@ def cost_blocks(document: dict[str, Any]) -> Iterator[Block]:
     yield side_by_side(
         {one["deployment"]: one for one in costs["comparisons"]},
         f"Against the homogeneous deployment at equal cost, money in {unit}. A gain is in requests "
-        "a second for the same money: scaled linearly, or over the whole instances that the budget "
-        "buys, split anew. A break-even price is the one at which the gain is as named.",
+        "a second for the same money, the link's included: scaled linearly, or over the whole "
+        "instances that the budget buys, split anew. A break-even price is the one at which the "
+        "gain is as named; that of the link holds where the other price of the link is 0.",
         _ROWS,
     )
 
@@ -67,13 +68,12 @@ _ROWS: dict[str, Value] = {
     "price ratio, PrfaaS to PD hardware": lambda one: one["price_ratio"],
     "cost per hour": lambda one: one["cost_per_hour"],
     "Lambda_max (req/s)": lambda one: one["throughput_req_per_s"],
-    "gain at equal cost, scaled linearly": lambda one: percent(one["gain_at_equal_cost"]),
+    "gain at equal cost, scaled linearly": lambda one: percent(one["link"]["gain"]),
+    "the same if the link cost nothing": lambda one: percent(one["gain_at_equal_cost"]),
     "homogeneous N_p/N_d of the same cost, and its req/s": _whole,
     "gain over it": lambda one: percent(one["whole_instances"] and one["whole_instances"]["gain"]),
-    "price ratio that breaks even": _break_even(0.0, "price_ratio"),
-    "price ratio for +15 %": _break_even(0.15, "price_ratio"),
-    "price ratio that breaks even, link paid": _break_even(0.0, "price_ratio_with_link"),
-    "price ratio for +15 %, link paid": _break_even(0.15, "price_ratio_with_link"),
+    "price ratio that breaks even": _break_even(0.0, "price_ratio_with_link"),
+    "price ratio for +15 %": _break_even(0.15, "price_ratio_with_link"),
     "link": lambda one: rate_text(one["link"]["rate_bytes_per_s"]),
     "egress a month at Lambda_max (PB)": _link("egress_bytes_per_month", 1 / _PETABYTE),
     "egress a month at the offered load (PB)": _link(
@@ -81,7 +81,8 @@ _ROWS: dict[str, Value] = {
     ),
     "link cost per hour at Lambda_max": _link("cost_per_hour"),
     "link cost per hour at the offered load": _link("offered_cost_per_hour"),
-    "gain at equal cost, link paid": lambda one: percent(one["link"]["gain"]),
-    "price per GB that breaks even": _link("break_even_price_per_gb"),
-    "price per Gbit/s and month that breaks even": _link("break_even_price_per_gbps_month"),
+    "price per GB that breaks even, rent 0": _link("break_even_price_per_gb"),
+    "price per Gbit/s and month that breaks even, per GB 0": _link(
+        "break_even_price_per_gbps_month"
+    ),
 }

@@ -49,6 +49,8 @@ def capacity_curve(document: dict[str, Any]) -> Chart | None:
     best, threshold = one[THROUGHPUT[objective]], one["threshold_tokens"]
     order = [STAGES[stage] for stage, _ in groupby(curve[f"{objective}_stage"])]
     peak = f"Lambda_max peaks at {best:.2f} req/s with t = {tokens_text(threshold)}"
+    if document["kept"]:
+        peak = f"The scenario's t = {tokens_text(threshold)} carries {best:.2f} req/s"
     title = f"{peak}; as t grows, what binds is {', then '.join(order)}"
     return Chart(
         "segments",
@@ -261,7 +263,7 @@ def bandwidth_line(document: dict[str, Any]) -> Chart | None:
     limit = sweeps["bandwidth"]["hard_limit_bytes_per_s"]
     title = "The link is no limit at any rate"
     if limit > 0:
-        title = f"Below {rate_text(limit)} no plan makes up for what the link does not carry"
+        title = f"Below {rate_text(limit)} no plan of {OFFLOADING} carries what it does with more"
     homogeneous = points[0]["homogeneous_req_per_s"]
     return Chart(
         "lines",

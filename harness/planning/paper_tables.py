@@ -19,8 +19,9 @@ def print_phi(rows: Sequence[dict[str, Any]]) -> None:
     """Table 3 beside the paper's figures and the operator model's."""
     table = _table(
         "Phi_kv in Gbit/s, 8xH200 (Table 3)",
-        "ours = S_kv / T_prefill of the profile, whose T is derived from the paper's Phi; operator "
-        "= an operator model's T; fit = a + k T of it",
+        "ours: S_kv / T_prefill of the profile, whose T is derived from the paper's Phi; oper.: of "
+        "an operator model's T; fit: of a + k T of that; off: ours, and fit, over the paper's, "
+        "less 1; a dash: the operator model does not cover it",
     )
     table.add_column("model", no_wrap=True)
     for column in ("len", "paper", "ours", "off", "oper.", "fit", "off", "a s", "k"):
@@ -47,8 +48,8 @@ def print_reduction(rows: Sequence[dict[str, Any]]) -> None:
     """Which part of a model's design shrinks its KV, and what its state takes back."""
     table = _table(
         "KV against the same layers, all of them full attention",
-        "attention = 8 KV heads of 192 + 128 over MLA's 512 + 64; mix = layers over growing "
-        "layers; at a length the fixed state counts too",
+        "MLA: 8 KV heads of 192 + 128 over its 512 + 64; mix: layers over growing layers; both: "
+        "their product; at a length the fixed state counts too",
     )
     table.add_column("model", no_wrap=True)
     lengths = list(rows[0]["at_tokens"]) if rows else []
@@ -94,7 +95,14 @@ def print_wall(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _table(title: str, caption: str) -> Table:
-    return Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    return Table(
+        title=title,
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        title_justify="left",
+        caption_justify="left",
+    )
 
 
 def _gbit(rate: float | None) -> str:
@@ -102,7 +110,10 @@ def _gbit(rate: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:+.1%}"
+    if share is None:
+        return "-"
+    shown = f"{share:+.1%}"
+    return "0.0%" if shown in ("+0.0%", "-0.0%") else shown
 
 
 def _number(value: float | None) -> str:

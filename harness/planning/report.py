@@ -29,10 +29,12 @@ from harness.planning.wording import (
     is_sound,
     length_text,
     listed,
+    planned_by,
     rate_text,
     tokens_text,
 )
 from reports.document import Block, Document, Facts, Items, Notice, Prose, Section, Table
+from reports.reduction import heat_map_rows
 from reports.render import render
 
 Blocks = Callable[[dict[str, Any]], Iterator[Block]]
@@ -57,7 +59,7 @@ def write_plan_report(document: dict[str, Any], path: Path) -> Path:
     if missing:
         sections.append(Section("Left out", (Items(missing),)))
     subtitle = (
-        f"{document['model']}, planned by the {document['objective']} equations: "
+        f"{document['model']}, {planned_by(document)}: "
         f"{', '.join(document['deployments'])}. Modelled, not measured."
     )
     title = f"prfaas plan: {document['scenario']}"
@@ -77,10 +79,11 @@ def _answer(document: dict[str, Any]) -> Iterator[Block]:
 def _deployments(document: dict[str, Any]) -> Iterator[Block]:
     yield side_by_side(
         document["deployments"],
-        f"Threshold and split as found by the search over Lambda_max of the {document['objective']}"
-        " equations. T(E[l]) puts the mean length into the service time, as the paper does; "
-        "E[T(l)] is the mean service time, which a queue sees. Theta: what each stage carries of "
-        "the requests that are its own. A dash: not there.",
+        f"Threshold and split: {planned_by(document)}. Bottleneck, egress and the ratio to "
+        f"homogeneous_pd are by the {document['objective']} equations. T(E[l]) puts the mean "
+        "length into the service time, as the paper does; E[T(l)] is the mean service time, which "
+        "a queue sees. Theta: what each stage carries of the requests that are its own. A dash: "
+        "not there.",
         _FOUND,
     )
     yield side_by_side(
@@ -114,15 +117,20 @@ def _curve(document: dict[str, Any]) -> Iterator[Block]:
 
 def _splits(document: dict[str, Any]) -> Iterator[Block]:
     grid = document["grid"]
+    counts = grid["num_prefill"]
+    shown = heat_map_rows(counts, [document["deployments"][OFFLOADING]["num_prefill"]])
+    left = "" if len(shown) == len(counts) else f" Of {len(counts)} splits {len(shown)} are shown."
     yield from drawn(
         figures.split_map(document),
         f"By the {document['objective']} equations. N_p + N_d is what the scenario gives the PD "
-        "cluster.",
+        f"cluster.{left}",
     )
     rows = []
-    for number, num_prefill in enumerate(grid["num_prefill"]):
+    for number, num_prefill in enumerate(counts):
+        if num_prefill not in shown:
+            continue
         rates = grid["lambda_max_req_per_s"][number]
-        at = int(np.argmax(rates))
+        at = grid["threshold_tokens"].index(grid["best_threshold_tokens"][number])
         rows.append(
             {
                 "N_p": num_prefill,
@@ -131,7 +139,7 @@ def _splits(document: dict[str, Any]) -> Iterator[Block]:
                 "binds": STAGES[grid["stage"][number][at]],
             }
         )
-    yield Table(pd.DataFrame(rows, dtype=object), "The best threshold of each split.")
+    yield Table(pd.DataFrame(rows, dtype=object), f"The best threshold of each split.{left}")
 
 
 def _egress(document: dict[str, Any]) -> Iterator[Block]:
@@ -175,7 +183,7 @@ def _provenance(document: dict[str, Any]) -> Iterator[Block]:
             ("scenario", document["scenario"]),
             ("scenario hash", document["scenario_sha256"]),
             ("model", document["model"]),
-            ("plans searched by", f"the {document['objective']} equations"),
+            ("threshold and splits", planned_by(document)),
             ("offered load", f"{document['rate_req_per_s']:g} req/s"),
         )
     )
@@ -193,7 +201,7 @@ _FOUND: dict[str, Value] = {
     "E[T(l)] over T(E[l])": lambda one: percent(
         one["throughput_exact_req_per_s"] / one["throughput_req_per_s"] - 1
     ),
-    "over homogeneous_pd, T(E[l])": lambda one: one["ratio"],
+    "Lambda_max over homogeneous_pd": lambda one: one["ratio"],
     "bottleneck": lambda one: STAGES[one["bottleneck"]],
     "offloaded": lambda one: percent(one["offload_fraction"], sign=False),
     "mean offloaded prompt (tokens)": lambda one: tokens_text(one["long_mean_tokens"]),
@@ -218,6 +226,7 @@ _OTHER_PLANS: dict[str, Value] = {
     "scenario's: Lambda_max, E[T(l)] (req/s)": lambda one: one["as_planned"][
         "throughput_exact_req_per_s"
     ],
+    "scenario's: mean TTFT at the load (s)": lambda one: one["as_planned"]["ttft"]["ttft_mean_s"],
 }
 _PARTS = (
     _Part("Answer", _answer, "deployments"),

@@ -32,7 +32,8 @@ def sensitivity_blocks(document: dict[str, Any]) -> Iterator[Block]:
     yield from drawn(
         sensitivity_bars(document),
         f"{OFFLOADING} with one input lower and higher, threshold and split searched anew at each "
-        "end, the instances as they are.",
+        "end, the instances as they are. Of the costs of the hardware only prefill of the PrfaaS "
+        "cluster is varied: not of the PD cluster, and no decode step.",
     )
     yield one_by_one(
         found["bars"],

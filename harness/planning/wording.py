@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.phrases import percent
-from harness.planning.variants import BASELINE, OFFLOADING
+from harness.planning.variants import OFFLOADING
 
 STAGES = {
     "prfaas_prefill": "PrfaaS prefill",
@@ -19,6 +19,8 @@ STAGES = {
 }
 GBIT_BYTES = 1e9 / 8
 _TERA = 1e12 / 8
+#: Plans whose Lambda_max differ by less, as a share, carry the same.
+_SAME = 1e-6
 #: Lambda_max by either set of equations.
 THROUGHPUT = {"paper": "throughput_req_per_s", "exact": "throughput_exact_req_per_s"}
 
@@ -92,14 +94,62 @@ def main_name(document: dict[str, Any]) -> str:
 
 
 def answer(document: dict[str, Any]) -> tuple[str, ...]:
-    """What the plan is and how far it carries, a sentence each: plan, bottleneck and link, what
-    the paper's equations leave out, and TTFT at the scenario's load."""
+    """What the plan is and how far it carries, a sentence or two each: plan, bottleneck and link,
+    what the paper's equations leave out, and TTFT at the scenario's load."""
     return (
         _plan_sentence(document),
         _bottleneck_sentence(document),
         _exact_sentence(document),
         _ttft_sentence(document),
     )
+
+
+def planned_by(document: dict[str, Any]) -> str:
+    """Where threshold and split come from."""
+    if document["kept"]:
+        return "the scenario's own threshold and splits"
+    return f"searched by the {document['objective']} equations"
+
+
+def limit_text(document: dict[str, Any]) -> str | None:
+    """From which rate of the scenario's link on more of it gives the best plan nothing; None where
+    no plan was searched over the link's rate."""
+    sweeps = document["sweeps"]
+    if sweeps is None:
+        return None
+    limit = sweeps["bandwidth"]["hard_limit_bytes_per_s"]
+    if limit <= 0:
+        return f"no limit: the best plan of {OFFLOADING} sends nothing across the link"
+    one = document["deployments"][OFFLOADING]
+    kept = ", further links as they are" if one["more_prfaas"] or one["more_pd"] else ""
+    return (
+        f"with link.rate below {rate_text(limit)} no threshold and split of {OFFLOADING} carries "
+        f"what it does with more{kept}"
+    )
+
+
+def accuracy_lines(document: dict[str, Any]) -> tuple[str, ...]:
+    """How far each TTFT at the scenario's load is from simulation, or that it is not known."""
+    promised: dict[float, list[str]] = {}
+    minded: dict[str, list[str]] = {}
+    deployments = document["deployments"]
+    for name, one in deployments.items():
+        accuracy = one["ttft"]["accuracy"]
+        if accuracy["note"] is None:
+            promised.setdefault(accuracy["promised"], []).append(name)
+        else:
+            minded.setdefault(accuracy["note"], []).append(name)
+    lines = []
+    for promise, names in promised.items():
+        errors = [deployments[name]["ttft"]["accuracy"]["measured"] for name in names]
+        mean, p99 = (max(one[key] for one in errors) for key in ("mean", "p99"))
+        lines.append(
+            f"TTFT of {listed(names)}: in simulation of the paper's case study at such loads the "
+            f"mean was within {mean:.1%}, P99 within {p99:.1%}; promised is {promise:.0%} of the "
+            "mean."
+        )
+    lines += [f"TTFT of {listed(names)}: {note}" for note, names in minded.items()]
+    return tuple(lines)
 
 
 def is_sound(document: dict[str, Any]) -> bool:
@@ -110,13 +160,13 @@ def is_sound(document: dict[str, Any]) -> bool:
     return bool(
         document["rate_req_per_s"] < one["throughput_exact_req_per_s"]
         and one[key] >= max(each[key] for each in deployments.values())
-        and _needed_bytes_per_s(document) <= document["link_bytes_per_s"]
+        and _limit_bytes_per_s(document) <= document["link_bytes_per_s"]
         and one["bottleneck"] != "link"
     )
 
 
-def _needed_bytes_per_s(document: dict[str, Any]) -> float:
-    """The rate of the scenario's link from which on it holds no plan back; 0: any rate."""
+def _limit_bytes_per_s(document: dict[str, Any]) -> float:
+    """The rate of the scenario's link from which on the best plan gains nothing; 0: any rate."""
     sweeps = document["sweeps"]
     return sweeps["bandwidth"]["hard_limit_bytes_per_s"] if sweeps is not None else 0.0
 
@@ -126,12 +176,6 @@ def _plan_sentence(document: dict[str, Any]) -> str:
     one = document["deployments"][name]
     roles = (("prfaas", "PrfaaS"), ("prefill", "prefill"), ("decode", "decode"))
     counts = [f"{sum(_counts(one, role))} {words}" for role, words in roles if _counts(one, role)]
-    offloads = ""
-    if one["threshold_tokens"] is not None:
-        offloads = (
-            f", prompts of more than {tokens_text(one['threshold_tokens'])} uncached tokens "
-            f"offloaded ({percent(one['offload_fraction'], sign=False)} of them)"
-        )
     others = [
         f"{one[key] / other[key]:.2f} times {other_name} "
         f"({instances(other)}, {other[key]:.2f} req/s)"
@@ -139,30 +183,42 @@ def _plan_sentence(document: dict[str, Any]) -> str:
         if other_name != name
     ]
     compared = f": {listed(others)}" if others else ""
+    kept = " as the scenario plans it" if document["kept"] else ""
     return (
-        f"{name} carries at most {one[key]:.2f} req/s by the {document['objective']} equations, "
-        f"with {listed(counts)} instances{offloads}{compared}."
+        f"{name} carries at most {one[key]:.2f} req/s by the {document['objective']} equations"
+        f"{kept}, with {listed(counts)} instances{_offloads(one)}{compared}."
+    )
+
+
+def _offloads(plan: dict[str, Any]) -> str:
+    """What crosses, where there is a choice."""
+    threshold, share = plan["threshold_tokens"], plan["offload_fraction"]
+    if threshold is None:
+        return ""
+    if share == 0:
+        return ", no prompt offloaded"
+    if threshold == 0 or not plan["num_prefill"]:
+        return ", every prompt offloaded"
+    return (
+        f", prompts of more than {tokens_text(threshold)} uncached tokens offloaded "
+        f"({percent(share, sign=False)} of them)"
     )
 
 
 def _bottleneck_sentence(document: dict[str, Any]) -> str:
     one = document["deployments"][main_name(document)]
-    stage = STAGES[one["bottleneck"]]
+    bottleneck = f"Its bottleneck by the {document['objective']} equations is "
+    bottleneck += STAGES[one["bottleneck"]]
     egress = one["egress_bytes_per_s"]
     if egress is None:
-        return f"Its bottleneck by the exact equations is {stage}; nothing crosses a link."
-    link, needed = link_bytes_per_s(document, one), _needed_bytes_per_s(document)
-    if document["link_bytes_per_s"] < needed:
-        verdict = f"the link holds every plan back; it would take {rate_text(needed)}"
-    elif one["bottleneck"] == "link":
-        verdict = "the link carries no more"
-    else:
-        verdict = "the link carries it"
-        verdict += f", and would down to {rate_text(needed)}" if needed > 0 else ""
-    return (
-        f"Its bottleneck by the exact equations is {stage}. At its most it sends "
-        f"{rate_text(egress)} of the {rate_text(link)} there are: {verdict}."
+        return f"{bottleneck}; nothing crosses a link."
+    link, limit = link_bytes_per_s(document, one), limit_text(document)
+    carries = "the link carries no more" if one["bottleneck"] == "link" else "the link carries it"
+    sentence = (
+        f"{bottleneck}. At its most it sends {rate_text(egress)} of the {rate_text(link)} there "
+        f"are: {carries}."
     )
+    return sentence if limit is None else f"{sentence} Searched anew, {limit}."
 
 
 def _exact_sentence(document: dict[str, Any]) -> str:
@@ -174,8 +230,8 @@ def _exact_sentence(document: dict[str, Any]) -> str:
         f"The paper's equations take T at the mean length: {paper:.2f} req/s. With mean service "
         f"times, E[T(l)], the same plan carries {exact:.2f} req/s ({percent(exact / paper - 1)})"
     )
-    if instances(best) == instances(one) and best["threshold_tokens"] == one["threshold_tokens"]:
-        return f"{text}, and no other plan carries more."
+    if best["throughput_exact_req_per_s"] <= exact * (1 + _SAME):
+        return f"{text}, and no other division of its instances carries more."
     threshold = tokens_text(best["threshold_tokens"])
     at = f" at t = {threshold}" if threshold is not None else ""
     return (
@@ -185,15 +241,24 @@ def _exact_sentence(document: dict[str, Any]) -> str:
 
 
 def _ttft_sentence(document: dict[str, Any]) -> str:
-    parts = []
-    for name in dict.fromkeys((main_name(document), BASELINE)):
-        one = document["deployments"].get(name)
-        if one is None:
-            continue
+    known, overloaded = [], []
+    for name, one in document["deployments"].items():
         loaded_s, service_s = (one["ttft"][f"{kind}ttft_mean_s"] for kind in ("", "service_"))
-        loaded = "without bound" if loaded_s is None else f"{loaded_s:.2f} s"
-        parts.append(f"{loaded} with {name}, of which service alone is {service_s:.2f} s")
-    return (
-        f"At the scenario's load of {document['rate_req_per_s']:g} req/s mean TTFT with queueing "
-        f"is {listed(parts)}; the paper's TTFTs hold no queueing."
-    )
+        if loaded_s is None:
+            stage = STAGES.get(one["ttft"]["unstable_stage"], "a stage")
+            overloaded.append(f"{name} ({stage} at {one['ttft']['load']:.0%})")
+        else:
+            known.append(f"{loaded_s:.2f} s with {name} (service alone {service_s:.2f} s)")
+    at = f"At the scenario's load of {document['rate_req_per_s']:g} req/s"
+    sentences = []
+    if known:
+        sentences.append(
+            f"{at} mean TTFT with queueing is {listed(known)}; the paper's TTFTs hold no queueing."
+        )
+    if overloaded:
+        at = "That load" if known else at.replace("At the", "The", 1)
+        sentences.append(
+            f"{at} is more than {listed(overloaded)} can serve: queues grow without bound, and "
+            "there is no TTFT."
+        )
+    return " ".join(sentences)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from harness.core import ScenarioError
-from harness.datafile import nearest, printable, read_text_file, shortened
+from harness.datafile import nearest, printable, read_text_file, shortened, unique_keys
 from harness.profile import MAX_TOKENS, DecodePoint, PrefillPoint, Provenance
 
 MAX_ROWS = 20_000
@@ -285,7 +285,7 @@ def _read_csv(path: Path, text: str) -> list[_Row]:
 
 def _read_json(path: Path, text: str) -> list[_Row]:
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=unique_keys)
     except (RecursionError, ValueError) as error:
         raise ScenarioError(f"The table {path} is not usable JSON: {error}.") from error
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.verbs.output import check_output_folder
 from harness.verbs.report import print_verdict
 from harness.verbs.scenario import add_scenario, chosen_scenario
 
@@ -51,11 +52,14 @@ def _add_keep_plan(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _prepared(options: argparse.Namespace) -> "Prepared":
+def _prepared(options: argparse.Namespace, *, live: bool) -> "Prepared":
     """The scenario that the options describe, scheduled, modelled and simulated."""
     from harness.preparation import prepare, replan
+    from harness.scenario import check_emulation
 
     scenario = chosen_scenario(options)
+    if live:
+        check_emulation(scenario)
     notes: tuple[str, ...] = ()
     if options.trace is not None and not options.keep_plan:
         scenario, notes = replan(scenario)
@@ -66,8 +70,9 @@ def _bench(options: argparse.Namespace) -> int:
     from harness.bench import bench
     from harness.console import RunConsole
 
+    check_output_folder(options.runs, "--runs")
     with RunConsole() as console:
-        prepared = _prepared(options)
+        prepared = _prepared(options, live=True)
         for note in prepared.notes:
             console.say(note)
         result = bench(prepared, options.runs, options.repeats, console.say, console.progress)
@@ -81,11 +86,11 @@ def _simulate(options: argparse.Namespace) -> int:
     from harness.console import simulation_table
     from harness.simulation_summary import simulation_document
 
-    document = simulation_document(_prepared(options))
+    document = simulation_document(_prepared(options, live=False))
     for note in document["notes"]:
         print(note, file=sys.stderr)
     if options.json:
-        print(json.dumps(document, indent=2))
+        print(json.dumps(document, indent=2, allow_nan=False))
     else:
         from rich.console import Console
 

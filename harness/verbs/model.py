@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.attention import DEFAULT_KV_DTYPE, KV_ELEMENT_BYTES, KvDtype
-from harness.core import ScenarioError
+from harness.verbs.output import check_output_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +42,8 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    if options.output is not None:
+        check_output_file(options.output, "--output", kept="it is not overwritten: name a new file")
     found = _read(options.model, options.kv_dtype)
     if options.output is not None:
         _write(next(iter(found.values())), options.model, options.output)
@@ -75,8 +77,6 @@ def _write(architecture: "Architecture", source: Path, output: Path) -> None:
     from harness.architecture import architecture_text
     from harness.record.run_directory import write_atomically
 
-    if output.exists():
-        raise ScenarioError(f"--output {output} exists; it is not overwritten. Name a new file.")
     notes = f"Written by prfaas model inspect from {source.name or architecture.name}."
     text = architecture_text(architecture, output.stem[:200], notes)
     write_atomically(output, text.encode())

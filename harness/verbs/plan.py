@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core import ScenarioError
+from harness.verbs.output import check_output_file
 from harness.verbs.scenario import add_scenario, chosen_scenario
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
         choices=("paper", "exact"),
         default="paper",
         help="maximise Lambda_max with T(E[l]) as the paper does (default) or with E[T(l)]",
+    )
+    parser.add_argument(
+        "--keep-plan",
+        action="store_true",
+        help="keep the scenario's threshold and splits, as simulate and bench do",
     )
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a report of the plan, one offline file"
@@ -56,9 +62,12 @@ def _plan(options: argparse.Namespace) -> int:
         return _table(options)
     if options.scenario is None:
         raise ScenarioError("prfaas plan needs a SCENARIO, or --table for one of the paper's.")
+    if options.html is not None:
+        check_output_file(options.html, "--html")
     from harness.planning.plan import plan
 
-    document = plan(chosen_scenario(options), options.objective).document()
+    scenario = chosen_scenario(options)
+    document = plan(scenario, options.objective, keep=options.keep_plan).document()
     document["bandwidth_wall"] = _bandwidth_wall(options.profiles, document["notes"])
     if options.html is not None:
         from harness.planning.report import write_plan_report
@@ -77,27 +86,34 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _bandwidth_wall(folder: Path, notes: list[str]) -> dict[str, Any] | None:
     """Egress by model, where there is a folder of profiles; a note says that there is none."""
-    from harness.planning.catalogue import PAPER_TABLES, read_catalogue
     from harness.planning.phi import bandwidth_wall
 
-    if not (folder / PAPER_TABLES).is_file():
-        notes.append(
-            f"bandwidth_wall is left out: {folder} is no folder of profiles; name the one of this "
-            "project with --profiles."
-        )
+    try:
+        catalogue = _catalogue(folder)
+    except ScenarioError as error:
+        notes.append(f"bandwidth_wall is left out: {error}")
         return None
-    return {"rows": [asdict(row) for row in bandwidth_wall(read_catalogue(folder))]}
+    return {"rows": [asdict(row) for row in bandwidth_wall(catalogue)]}
+
+
+def _catalogue(folder: Path) -> "Catalogue":
+    """The shipped profiles; those that cannot be used are named on stderr."""
+    from harness.planning.catalogue import read_catalogue
+
+    catalogue = read_catalogue(folder)
+    for reason in catalogue.skipped:
+        print(f"prfaas: skipped: {reason}", file=sys.stderr)
+    return catalogue
 
 
 def _table(options: argparse.Namespace) -> int:
-    if options.scenario is not None or options.set or options.trace or options.html:
+    given = (options.scenario, options.trace, options.duration, options.html)
+    if options.set or options.keep_plan or any(one is not None for one in given):
         raise ScenarioError(
             f"--table {options.table} is recomputed from the profiles in --profiles alone; it "
-            "takes no scenario, --set, --trace or --html."
+            "takes no scenario, --set, --trace, --duration, --keep-plan or --html."
         )
-    from harness.planning.catalogue import read_catalogue
-
-    rows, show = TABLES[options.table](read_catalogue(options.profiles))
+    rows, show = TABLES[options.table](_catalogue(options.profiles))
     if options.json:
         document = {"table": options.table, "rows": rows}
         print(json.dumps(document, indent=2, allow_nan=False))

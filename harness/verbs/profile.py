@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core import ScenarioError
+from harness.verbs.output import check_output_file
 
 if TYPE_CHECKING:
     from harness.profile import PrefillPoint
@@ -82,7 +83,11 @@ def _add_aiconfigurator(importers: Any) -> None:
         ("moe-ep", 8, "expert parallel width"),
     ):
         parser.add_argument(
-            f"--{width}", type=int, default=default, metavar="N", help=f"{what} (default {default})"
+            f"--{width}",
+            type=count,
+            default=default,
+            metavar="N",
+            help=f"{what} (default {default})",
         )
     for grid, what in (
         ("new", "new tokens of a prefill"),
@@ -95,6 +100,14 @@ def _add_aiconfigurator(importers: Any) -> None:
     _add_calibrate(parser)
     _add_output(parser)
     parser.set_defaults(call=_import_aiconfigurator)
+
+
+def count(text: str) -> int:
+    """A number from 1; argparse puts this function's name into its message."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -134,7 +147,13 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_output(options: argparse.Namespace) -> None:
+    kept = None if options.force else "give another --output, or --force to replace it"
+    check_output_file(options.output, "--output", kept=kept)
+
+
 def _import_table(options: argparse.Namespace) -> int:
+    _check_output(options)
     from harness.profile_import.document import DecodeCosts
     from harness.profile_import.tables import TableReading, read_decode_table, read_prefill_table
 
@@ -148,7 +167,9 @@ def _import_table(options: argparse.Namespace) -> int:
     decode = None
     if options.decode is not None:
         points = read_decode_table(options.decode, reading)
-        largest = options.max_batch or max(point.batch for point in points)
+        largest = options.max_batch
+        if largest is None:
+            largest = max(point.batch for point in points)
         decode = DecodeCosts(largest, options.provenance, options.source, points)
     elif options.max_batch is not None:
         raise ScenarioError("--max-batch is of the decode side: give --decode TABLE too.")
@@ -160,6 +181,7 @@ def _import_table(options: argparse.Namespace) -> int:
 
 
 def _import_published(options: argparse.Namespace) -> int:
+    _check_output(options)
     from harness.architecture import load_architecture
     from harness.profile_import.published import derive_prefill
     from harness.published import load_published
@@ -174,6 +196,7 @@ def _import_published(options: argparse.Namespace) -> int:
 
 
 def _import_aiconfigurator(options: argparse.Namespace) -> int:
+    _check_output(options)
     from harness.profile_import import aiconfigurator as tool
 
     tool.require_tool()
