@@ -224,3 +224,23 @@ def wait_until(condition: Any, timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "the condition did not come true"
         time.sleep(0.02)
+
+
+def test_what_the_senders_see_of_the_link_reaches_the_gateway(served: Live) -> None:
+    ids = list(range(2000))  # beyond the threshold: its KV crosses
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
+    assert post(served, "/generate", body)[0] == 200
+
+    def links() -> list[dict[str, Any]]:
+        return [row for row in served.rows("link") if row["kind"] == "estimate"]
+
+    deadline_s = time.monotonic() + 20
+    while not (seen := links()) or max(row["utilisation"] for row in seen) == 0:
+        assert time.monotonic() < deadline_s, seen
+        time.sleep(0.05)
+    state = json.loads(get(served, "/state"))["link"]
+    assert state["at_s"] is not None
+    assert state["goodput_bytes_per_s"] > 0
+    assert state["scarce"] is False
+    assert {row["cluster"] for row in seen} == {"prfaas"}
+    assert "prfaas_link_utilisation" in get(served, "/metrics")

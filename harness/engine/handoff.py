@@ -35,6 +35,7 @@ from harness.surface.generate import (
 )
 from harness.transport.receiver import KvReceiver
 from harness.transport.sender import KvSender, Receipt
+from harness.transport.tcp_info import TcpSample
 
 Send = Callable[[GenerateChunk], Awaitable[None]]
 
@@ -68,6 +69,10 @@ class PrefillEnd:
     @property
     def busy_s(self) -> float:
         return self._engine.busy_s
+
+    def samples(self) -> list[TcpSample]:
+        """TCP_INFO of the connections that this instance sends KV over."""
+        return self._sender.samples()
 
     def register(self, room: int, where: Registration) -> None:
         """A decode instance says where the KV of ``room`` goes."""
@@ -133,6 +138,7 @@ class PrefillEnd:
             receipt = await sending
             span.kv_acked_mono_ns = receipt.acked_mono_ns
             span.kv_wire_bytes_sent = receipt.payload_bytes
+            span.kv_retransmits = receipt.retransmits
             await send(_prefill_chunk(body, prompt, "transfer_done", span, []))
         finally:
             if sending is not None and not sending.done():

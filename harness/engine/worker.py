@@ -36,6 +36,7 @@ from harness.surface.generate import (
     GenerateChunk,
     Prompt,
     Registration,
+    encode,
     prompt_of,
 )
 from harness.surface.openai import (
@@ -53,6 +54,8 @@ from harness.transport.sender import KvSender
 from harness.transport.tcp_info import TcpSample
 
 End = PrefillEnd | DecodeEnd
+#: Wall time between two lines of ``/link_samples``.
+LINK_SAMPLES_PERIOD_S = 0.1
 TCP_COLUMNS = tuple(field.name for field in fields(TcpSample))
 
 
@@ -79,6 +82,7 @@ class Front:
         app.router.add_get("/metrics", self._scrape)
         if isinstance(self._end, PrefillEnd):
             app.router.add_put("/kv/{room:[0-9]{1,20}}", self._register)
+            app.router.add_get("/link_samples", self._link_samples)
         return app
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -163,6 +167,15 @@ class Front:
             raise EngineError(f"the registration is not valid: {error}") from error
         self._end.register(int(request.match_info["room"]), where)
         return web.Response()
+
+    async def _link_samples(self, request: web.Request) -> web.StreamResponse:
+        """TCP_INFO of this instance's KV connections, a JSON line a period, until nobody reads."""
+        assert isinstance(self._end, PrefillEnd)
+        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        await response.prepare(request)
+        while True:
+            await response.write(encode(self._end.samples()) + b"\n")
+            await asyncio.sleep(LINK_SAMPLES_PERIOD_S)
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()

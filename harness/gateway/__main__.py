@@ -11,10 +11,11 @@ from harness.child import Spool, each_order, open_orders, read_config, run_child
 from harness.core import EngineError, Route
 from harness.gateway.config import GatewayConfig
 from harness.gateway.front import Front
+from harness.gateway.link_watch import LinkWatch
 from harness.gateway.upstream import Upstream
 from harness.scheduling.config import transfer_tail_function
 from harness.scheduling.scheduler import Scheduler, SchedulerConfig
-from harness.server import serve_http
+from harness.server import running, serve_http
 from harness.surface.generate import MAX_BODY_BYTES
 
 
@@ -53,6 +54,7 @@ async def serve() -> None:
     async with AsyncExitStack() as stack:
         requests = stack.enter_context(Spool(config.gateway_spool))
         decisions = stack.enter_context(Spool(config.decisions_spool))
+        link = stack.enter_context(Spool(config.link_spool))
         session = await stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -75,6 +77,18 @@ async def serve() -> None:
         except BaseExceptionGroup as failures:
             raise EngineError(str(failures.exceptions[0])) from failures
         front = Front(config, scheduler_of(config), upstream, requests, decisions)
+        watch = LinkWatch(
+            session,
+            config.workers,
+            config.worker_key,
+            config.link_bytes_per_s,
+            config.time_scale,
+            config.byte_scale,
+            front.now_s,
+            link,
+        )
+        front.watch = watch
+        await stack.enter_async_context(running(watch.follow()))
         port = await serve_http(stack, front.application(), config.host, config.port, EngineError)
         settle()
         tell("ready", port=port, canaries=len(routes))

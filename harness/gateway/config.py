@@ -51,3 +51,4 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True):
     worker_key: str
     gateway_spool: str
     decisions_spool: str
+    link_spool: str

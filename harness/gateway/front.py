@@ -18,6 +18,7 @@ from harness.core import EngineError, PrfaasError, Route, ScenarioError
 from harness.gateway.answer import Answer
 from harness.gateway.config import GatewayConfig
 from harness.gateway.flight import Flight, Urgent
+from harness.gateway.link_watch import LinkWatch
 from harness.gateway.metrics import GatewayMetrics
 from harness.gateway.upstream import InstanceUnreachableError, Upstream
 from harness.scheduling import events as ev
@@ -54,6 +55,8 @@ class Front:
         #: One prompt is parsed in a turn of the event loop, so that what arrives meanwhile is seen.
         self._turn = asyncio.Lock()
         self.start_mono_ns = time.monotonic_ns()
+        #: Set by whoever follows the link.
+        self.watch: LinkWatch | None = None
 
     def application(self) -> web.Application:
         authorized = bearer(self._config.api_key, _unauthorized)
@@ -143,7 +146,7 @@ class Front:
             self._metrics.count(flight.outcome)
 
     def _place(self, flight: Flight, tokens: int, output_tokens: int) -> ev.Dispatch | ev.Reject:
-        now_s = self._now_s()
+        now_s = self.now_s()
         arrived = ev.Arrived(flight.rid, tokens, output_tokens)
         (action,) = self._scheduler.handle(arrived, now_s)
         assert isinstance(action, ev.Dispatch | ev.Reject)
@@ -225,7 +228,7 @@ class Front:
             raise EngineError(f"{route.decode.name} ended without saying what KV it decoded from")
 
     def _tell(self, event: ev.Event) -> None:
-        for action in self._scheduler.handle(event, self._now_s()):
+        for action in self._scheduler.handle(event, self.now_s()):
             assert isinstance(action, ev.Cancel)
             other = self._flights.get(action.rid)
             if other is not None and not other.lost.done():
@@ -245,7 +248,8 @@ class Front:
         else:
             self._tell(ev.Failed(flight.rid, flight.failure_phase or "gateway"))
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """Scenario time since the run's start."""
         return (time.monotonic_ns() - self.start_mono_ns) / 1e9 * self._config.time_scale
 
     async def _models(self, _request: web.Request) -> web.Response:
@@ -257,14 +261,17 @@ class Front:
 
     async def _scrape(self, _request: web.Request) -> web.Response:
         self._metrics.in_flight(len(self._flights))
+        if self.watch is not None:
+            self._metrics.link(self.watch.state())
         return web.Response(body=self._metrics.render(), content_type="text/plain")
 
     async def _state(self, _request: web.Request) -> web.Response:
         state = {
-            "now_s": self._now_s(),
+            "now_s": self.now_s(),
             "in_flight": len(self._flights),
             "threshold_tokens": self._scheduler.threshold_tokens,
             "queue_lengths": self._scheduler.queue_lengths(),
+            "link": None if self.watch is None else self.watch.state(),
         }
         return web.Response(body=encode(state), content_type="application/json")
 

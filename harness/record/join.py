@@ -192,6 +192,7 @@ def _gateway_columns(view: CellView, gateway: GatewayRow) -> dict[str, Any]:
         "kv_bytes": None if received is None else received * view.manifest.byte_scale,
         "kv_wire_bytes_sent": prefill.kv_wire_bytes_sent,
         "kv_wire_bytes_received": received,
+        "kv_retransmits": prefill.kv_retransmits,
         "kv_layers": decode.kv_layers,
         "gateway_received_mono_ns": gateway.received_mono_ns,
         "gateway_dispatched_mono_ns": gateway.dispatched_mono_ns,
@@ -290,6 +291,9 @@ def join_link(view: CellView, rows: Iterable[LinkRow]) -> list[dict[str, Any]]:
                 "min_rtt_s": view.scenario_s(row.min_rtt_s),
                 "acked_wire_bytes": row.bytes_acked,
                 "backlog_wire_bytes": row.backlog_bytes,
+                "utilisation": row.utilisation,
+                "waiting_s": row.waiting_s,
+                "scarce": row.scarce,
             }
         )
     return joined

@@ -62,6 +62,7 @@ class PrefillSpan:
     late_s: float | None = None
     kv_acked_mono_ns: int | None = None
     kv_wire_bytes_sent: int | None = None
+    kv_retransmits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,11 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """One sample of the link's counters (``link``) or of one TCP connection (``tcp``)."""
+    """One sample of the link's counters (``link``), of one TCP connection (``tcp``) or of what the
+    gateway makes of those (``estimate``, in scenario units; ``peer`` is whose sample came last)."""
 
     mono_ns: int
-    kind: Literal["link", "tcp"] = "link"
+    kind: Literal["link", "tcp", "estimate"] = "link"
     direction: str | None = None
     bytes_total: int | None = None
     packets_total: int | None = None
@@ -132,6 +134,9 @@ class LinkRow:
     min_rtt_s: float | None = None
     bytes_acked: int | None = None
     backlog_bytes: int | None = None
+    utilisation: float | None = None
+    waiting_s: float | None = None
+    scarce: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

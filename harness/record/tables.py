@@ -72,7 +72,7 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_FLOAT, "prefill_late_wall_s decode_late_wall_s service_wall_s"),
         *_columns(_FLOAT, "kv_bytes profile_prefill_s"),
         *_columns(_INT, "kv_bytes_expected kv_wire_bytes_expected kv_wire_bytes_sent"),
-        *_columns(_INT, "kv_wire_bytes_received kv_layers"),
+        *_columns(_INT, "kv_wire_bytes_received kv_layers kv_retransmits"),
         *_columns(_FLOAT, "modelled_ttft_s modelled_e2e_s modelled_prefill_queue_s"),
         *_columns(_FLOAT, "modelled_prefill_s modelled_transfer_s modelled_decode_admission_s"),
         *_columns(_INT, "planned_mono_ns sent_mono_ns first_byte_mono_ns first_token_mono_ns"),
@@ -93,6 +93,8 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_INT, "retransmits cwnd unsent_wire_bytes"),
         *_columns(_FLOAT, "min_rtt_s"),
         *_columns(_INT, "acked_wire_bytes backlog_wire_bytes"),
+        *_columns(_FLOAT, "utilisation waiting_s"),
+        ("scarce", pa.bool_()),
     ],
     "engines": [
         *_CELL,

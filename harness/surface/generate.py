@@ -58,6 +58,8 @@ class PrefillSpan(msgspec.Struct):
     late_s: float
     kv_acked_mono_ns: int | None
     kv_wire_bytes_sent: int
+    #: Segments sent again on the connections to the decode instance meanwhile.
+    kv_retransmits: int | None = None
 
 
 class DecodeSpan(msgspec.Struct):

@@ -246,6 +246,7 @@ class LocalTestbed:
             worker_key=self._worker_key,
             gateway_spool=self._spool("gateway"),
             decisions_spool=self._spool("decisions"),
+            link_spool=self._spool("link"),
         )
         child = self._start("gateway", self._link.near, ["-m", "harness.gateway"])
         child.tell(config)

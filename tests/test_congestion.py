@@ -1,0 +1,102 @@
+"""The estimate of the link against flows whose rate, backlog and loss are known."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.scheduling.congestion import CongestionConfig, LinkEstimate, LinkSample, LinkState
+
+CAPACITY = 1000.0
+CONFIG = CongestionConfig(CAPACITY, smoothing_s=1.0)
+
+
+def sample(
+    at_s: float,
+    acked: float,
+    connection: int = 0,
+    sender: str = "a",
+    unsent: float = 0.0,
+    backlog: float = 0.0,
+    retransmits: int = 0,
+    rtt_s: float = 0.02,
+) -> LinkSample:
+    return LinkSample(
+        at_s, sender, "d", connection, acked, retransmits, rtt_s, 0.01, unsent, backlog
+    )
+
+
+def steady(
+    estimate: LinkEstimate, rate: float, start_s: float, end_s: float, backlog: float = 0.0
+) -> LinkState:
+    """Four connections that carry ``rate`` together, sampled every 50 ms."""
+    state = estimate.state(start_s)
+    for step in range(round((end_s - start_s) / 0.05) + 1):
+        at_s = start_s + 0.05 * step
+        batch = [sample(at_s, rate / 4 * at_s, each, backlog=backlog) for each in range(4)]
+        state = estimate.handle(batch, at_s)
+    return state
+
+
+def test_a_steady_flow_is_read_back() -> None:
+    state = steady(LinkEstimate(CONFIG), 600.0, 0.0, 10.0)
+    assert state.goodput_bytes_per_s == pytest.approx(600, rel=1e-3)
+    assert state.utilisation == pytest.approx(0.6, rel=1e-3)
+    assert state.queueing_delay_s == pytest.approx(0.01)
+    assert (state.at_s, state.scarce) == (pytest.approx(10.0), False)
+
+
+@given(st.lists(st.floats(0.01, 2.0), min_size=1, max_size=30), st.floats(1, 1e9))
+def test_the_rate_does_not_depend_on_when_samples_come(steps: list[float], rate: float) -> None:
+    estimate, at_s = LinkEstimate(CONFIG), 0.0
+    estimate.handle([sample(0.0, 0.0)], 0.0)
+    for step in steps:
+        at_s += step
+        state = estimate.handle([sample(at_s, rate * at_s)], at_s)
+    expected = rate * (1 - math.exp(-at_s))
+    assert state.goodput_bytes_per_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_full_link_is_scarce_only_when_something_waits_and_stays_so_for_a_while() -> None:
+    estimate = LinkEstimate(CONFIG)
+    assert not steady(estimate, 960.0, 0.0, 10.0).scarce
+    assert steady(estimate, 960.0, 10.0, 11.0, backlog=200.0).scarce
+    assert steady(estimate, 960.0, 11.0, 12.0).scarce  # nothing waits, but it is still full
+    counters = dict.fromkeys(range(4), 240.0 * 12)
+    scarce = []
+    for step in range(1, 100):
+        at_s = 12 + 0.05 * step
+        counters = {each: acked + 0.05 * 150 for each, acked in counters.items()}
+        state = estimate.handle([sample(at_s, counters[each], each) for each in counters], at_s)
+        scarce.append((state.scarce, state.utilisation > 0.7))
+    assert all(one == above for one, above in scarce)
+    assert not scarce[-1][0]
+
+
+def test_backlog_counts_once_a_pair_and_unsent_bytes_once_a_connection() -> None:
+    batch = [sample(0.0, 0.0, each, unsent=10.0, backlog=100.0) for each in range(4)]
+    batch.append(sample(0.0, 0.0, 0, sender="b", unsent=1.0, backlog=50.0))
+    state = LinkEstimate(CONFIG).handle(batch, 0.0)
+    assert state.waiting_bytes == 4 * 10 + 1 + 100 + 50
+    assert state.waiting_s == pytest.approx(state.waiting_bytes / CAPACITY)
+
+
+def test_a_replaced_connection_counts_from_zero_and_a_late_sample_is_dropped() -> None:
+    estimate = LinkEstimate(CONFIG)
+    estimate.handle([sample(0.0, 5000.0, retransmits=7)], 0.0)
+    state = estimate.handle([sample(1.0, 100.0, retransmits=2)], 1.0)
+    weight = 1 - math.exp(-1)
+    assert state.goodput_bytes_per_s == pytest.approx(weight * 100)
+    assert state.retransmits_per_s == pytest.approx(weight * 2)
+    assert estimate.handle([sample(0.5, 9e9)], 1.0) == state
+
+
+def test_a_sender_that_goes_away_fades_and_is_forgotten() -> None:
+    estimate = LinkEstimate(CONFIG)
+    assert estimate.state(0.0).at_s is None
+    now = steady(estimate, 800.0, 0.0, 10.0)
+    later = estimate.state(11.0)
+    ratio = later.goodput_bytes_per_s / now.goodput_bytes_per_s
+    assert ratio == pytest.approx(math.exp(-1))
+    assert estimate.handle([], 41.0) == LinkState(None, 0, 0, 0, 0, 0, 0, False)
