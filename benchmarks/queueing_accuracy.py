@@ -80,9 +80,9 @@ def costs_of(scenario: Scenario, deployment: Deployment, lengths: FloatArray) ->
         layerwise=scenario.transport.layerwise,
         link_bytes_per_s=scenario.link.rate_bytes_per_s,
         fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
-        link_delay_s=scenario.link.rtt_s / 2,
+        link_delay_s=scenario.link.far_to_near.delay_s,
     )
-    hop_s = scenario.link.rtt_s / 2
+    hop_s = scenario.link.near_to_far.delay_s
     crosses, prefill_s, rest_s = [], [], []
     threshold = deployment.threshold_tokens
     for length in np.rint(lengths).astype(int).tolist():

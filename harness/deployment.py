@@ -31,7 +31,8 @@ class PdCluster:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """``threshold_tokens`` (t) is None unless both clusters can prefill.
+    """``threshold_tokens`` (t) is None unless both clusters can prefill, or could: a search that
+    leaves no local prefill gives threshold 0, which sends everything to PrfaaS.
 
     Further clusters, each with a link of its own, are planned but neither simulated nor run live.
     """

@@ -8,7 +8,13 @@ from harness.record.run_directory import DeploymentModel
 from harness.scenario import Scenario, extrapolated_hardware
 from harness.scenario_change import with_plan
 from harness.simulator import Simulation, simulate
-from harness.throughput import deployment_model, solve
+from harness.throughput import (
+    DEFAULT_OBJECTIVE,
+    Objective,
+    deployment_model,
+    left_out,
+    solve,
+)
 from harness.utilisation import predict_utilisation
 from harness.workload import build_schedule, length_distribution
 
@@ -27,14 +33,18 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def replan(scenario: Scenario) -> tuple[Scenario, tuple[str, ...]]:
-    """Thresholds and splits solved anew for the workload's lengths; says what changed."""
+def replan(
+    scenario: Scenario, objective: Objective = DEFAULT_OBJECTIVE
+) -> tuple[Scenario, tuple[str, ...]]:
+    """Thresholds and splits solved anew for the workload's lengths, as ``prfaas plan`` solves them;
+    says what changed."""
     lengths = length_distribution(scenario)
     solved = {
-        name: solve(scenario, one, lengths=lengths) for name, one in scenario.deployments.items()
+        name: solve(scenario, one, objective, lengths) for name, one in scenario.deployments.items()
     }
     notes = [
-        f"{name}: re-solved for this workload: {_plan_text(old)} -> {_plan_text(solved[name])}"
+        f"{name}: re-solved for this workload by the {objective} equations: {_plan_text(old)} -> "
+        f"{_plan_text(solved[name])}"
         for name, old in scenario.deployments.items()
         if solved[name] != old
     ]
@@ -86,5 +96,5 @@ def prepare(scenario: Scenario, notes: tuple[str, ...] = ()) -> Prepared:
             fitting_load_scale=utilisation.load_scale_for(MAX_UTILISATION),
         )
         simulations[name] = simulate(scenario, name, schedule)
-    notes = (*notes, *extrapolated_hardware(scenario))
+    notes = (*notes, *left_out(scenario), *extrapolated_hardware(scenario))
     return Prepared(scenario, schedule, models, simulations, notes)

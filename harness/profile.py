@@ -41,6 +41,8 @@ FloatArray = npt.NDArray[np.float64]
 MAX_TOKENS = 2**31
 #: No prefill grows faster than attention; two close points may say so by noise.
 _STEEPEST = 2.0
+#: No prefill and no decode step is shorter or longer; beyond, squares of times leave the floats.
+_TIMES_S = (1e-9, 1e9)
 #: Rounding allowed when a step time is held against a bound that it meets exactly.
 _STEP_ERROR = 1e-9
 
@@ -67,7 +69,8 @@ class DecodePoint:
 class Profile:
     """Costs of one instance of ``gpus_per_instance`` GPUs; points sorted, grids complete.
 
-    ``harness.profile_file.load_profile`` builds it from a file. What concerns ``decode_max_batch``
+    ``harness.profile_file.load_profile`` builds it from a file. ScenarioError for a time that
+    nothing takes. What concerns ``decode_max_batch``
     is None where there are no ``decode_points``.
     """
 
@@ -90,6 +93,7 @@ class Profile:
     _grid: "_Grid | None" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._check_times()
         levels = tuple(sorted({point.cached_tokens for point in self.prefill_points}))
         curves = tuple(_curve(self.prefill_points, level) for level in levels)
         low = max(curve.tokens[0] for curve in curves)
@@ -100,6 +104,17 @@ class Profile:
         object.__setattr__(self, "_covered", (low, high, max_cached))
         grid = _grid(self.decode_points) if self.decode_points else None
         object.__setattr__(self, "_grid", grid)
+
+    def _check_times(self) -> None:
+        times_s = [("prefill_s", point.prefill_s) for point in self.prefill_points]
+        times_s += [("step_s", point.step_s) for point in self.decode_points]
+        low_s, high_s = _TIMES_S
+        for key, time_s in times_s:
+            if not low_s <= time_s <= high_s:
+                raise ScenarioError(
+                    f"The profile file {self.path} has a {key!r} of {time_s:g} s; a time between "
+                    f"{low_s:g} and {high_s:g} s is needed. Is it in another unit?"
+                )
 
     @property
     def has_cached_axis(self) -> bool:

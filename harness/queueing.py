@@ -47,6 +47,9 @@ _TERMS = 32
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(48)
 #: Of the bracket of a quantile, which is some ten times a median.
 _HALVINGS = 18
+#: Closer to 1 a load is not told from one that the queue does not carry: what is left of the
+#: servers is the difference of two numbers that agree in most of their digits.
+STABLE_LOAD = 1 - 1e-5
 #: Who waits more rarely does not wait.
 _NEVER = 1e-12
 #: A shorter wait is rounding.
@@ -244,7 +247,8 @@ def exponential_service_wait(arrivals: Renewal, mean_s: float, servers: int) -> 
     j = np.arange(1.0, servers + 1)
     missing = arrivals.one_minus_transform(j / mean_s)  # 1 - phi_j
     log_binomial = gammaln(servers + 1) - gammaln(j + 1) - gammaln(servers - j + 1)
-    log_c = np.cumsum(np.log1p(-missing) - np.log(missing))
+    with np.errstate(divide="ignore"):  # phi_j rounds to 0: gaps so long that nobody waits
+        log_c = np.cumsum(np.log1p(-missing) - np.log(missing))
     # Numerator and denominator both vanish at j = c (1 - w): there the ratio of their slopes.
     step = 1e-4
     above, below = (arrivals.one_minus_transform((j + h) / mean_s) for h in (step, -step))

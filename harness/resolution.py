@@ -19,6 +19,7 @@ from harness.scenario_file import (
     DeploymentTable,
     LinkTable,
     LoadTable,
+    PrefixTable,
     WorkloadTable,
 )
 from harness.settings import Load, Workload
@@ -151,8 +152,8 @@ def resolve_link_schedule(
 
 
 def _told(error: LinkError) -> str:
-    """Its words as the end of a sentence, on one line whatever a path in it holds."""
-    return "".join(c if c.isprintable() else "?" for c in str(error)).removesuffix(".")
+    """Its words as the end of a sentence; they are printable, whatever a path in them holds."""
+    return str(error).removesuffix(".")
 
 
 def _steady(profile: LinkProfile, varies: bool) -> LinkSpec:
@@ -176,6 +177,17 @@ def _own_values(table: LinkTable) -> dict[str, Any]:
     if table.loss is not None:
         own["loss"] = IndependentLoss(table.loss) if table.loss else None
     return own
+
+
+def check_prefix(prefix: PrefixTable, where: str) -> None:
+    """A share of requests that nothing counts would be without effect."""
+    if prefix.agent_share > 0 and prefix.model != "share":
+        raise wrong(
+            "prefix.agent_share",
+            where,
+            f'it has no effect with prefix.model = "{prefix.model}"; set prefix.model = "share", '
+            "or leave it out",
+        )
 
 
 def check_workload(workload: WorkloadTable, load: LoadTable, where: str) -> None:

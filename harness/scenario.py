@@ -2,7 +2,8 @@
 
 ``harness.scenario_file`` validates the TOML table by table without opening a path, and
 ``harness.resolution`` what is written across keys; here the paths are opened, and what only the
-files can tell is checked: the right model, lengths that the profiles cover, a link that scales.
+files can tell is checked: the right model, lengths that the profiles cover. Whether its link can be
+emulated (``check_emulation``) only a live run asks.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from harness.datafile import printable
 from harness.deployment import Deployment
 from harness.profile_file import load_profile
 from harness.resolution import (
+    check_prefix,
     check_workload,
     resolve_deployment,
     resolve_link,
@@ -59,6 +61,7 @@ __all__ = [
     "Testbed",
     "Transport",
     "Workload",
+    "check_emulation",
     "check_scenario",
     "deployment_gpus",
     "extrapolated_hardware",
@@ -105,6 +108,7 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
     deployments = _deployments(file, where)
     link = resolve_link(file.link, where, path.parent)
     check_workload(file.workload, file.load, where)
+    check_prefix(file.prefix, where)
     architecture = load_architecture(path.parent / file.model.architecture, file.model.kv_dtype)
     workload, load = _workload(file, path.parent)
     scenario = Scenario(
@@ -131,6 +135,10 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
             layerwise=file.transport.layerwise,
             checksum=file.transport.checksum,
             chunk_bytes=file.transport.chunk_bytes,
+            striping=file.transport.striping,
+            congestion_control=file.transport.congestion_control,
+            pacing_bytes_per_s=file.transport.pacing,
+            io_threads=file.transport.io_threads,
         ),
         deployments=deployments,
         testbed=Testbed(
@@ -156,14 +164,38 @@ def check_scenario(scenario: Scenario, where: str) -> None:
                 f"the architecture {scenario.model.architecture.path} is of "
                 f"{scenario.model.name!r}; name files of one model",
             )
+    _check_prices(scenario, where)
+    for deployment in scenario.deployments.values():
+        _check_coverage(scenario, deployment, where)
+
+
+def check_emulation(scenario: Scenario) -> None:
+    """Refuse to run a scenario live whose link, scaled, no testbed can have."""
     try:
         scenario.link.scaled(scenario.scale.time, scenario.scale.bytes)
     except LinkError as error:
         raise wrong(
-            "scale", where, f"scaled by it, the link cannot be emulated: {error}"
+            "scale",
+            f"the scenario file {scenario.path}",
+            f"scaled by it, the link cannot be emulated: {error}",
         ) from error
-    for deployment in scenario.deployments.values():
-        _check_coverage(scenario, deployment, where)
+
+
+def _check_prices(scenario: Scenario, where: str) -> None:
+    """A price of some of the hardware in use alone would be without effect."""
+    used = dict.fromkeys(
+        name for deployment in scenario.deployments.values() for name, _ in _uses(deployment)
+    )
+    for key in ("price_usd_per_gpu_hour", "relative_price"):
+        missing = [name for name in used if getattr(scenario.hardware[name], key) is None]
+        if 0 < len(missing) < len(used):
+            given = next(name for name in used if name not in missing)
+            raise wrong(
+                f"hardware.{missing[0]}.{key}",
+                where,
+                f"hardware {given!r} has a price in that unit and {missing[0]!r} has none, so that "
+                "they cannot be compared; give both, or neither",
+            )
 
 
 def _check_coverage(scenario: Scenario, deployment: Deployment, where: str) -> None:

@@ -1,5 +1,12 @@
-"""What ``prfaas simulate`` prints: simulated TTFT, utilisation and modelled capacity."""
+"""What ``prfaas simulate`` prints: simulated TTFT, utilisation and modelled capacity.
 
+A request that fails has no TTFT, which a quantile takes as infinite and a mean cannot take: with
+failures there is no mean, and quantiles are null from where they are infinite. ``*_completed_s``
+are of the completed requests alone, and say nothing of how deployments compare.
+"""
+
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from harness.preparation import MAX_UTILISATION, Prepared
@@ -13,6 +20,12 @@ def simulation_document(prepared: Prepared) -> dict[str, Any]:
     for name, simulation in prepared.simulations.items():
         ttft_s = [one.ttft_s for one in simulation.requests if one.ttft_s is not None]
         failures = len(simulation.requests) - simulation.num_completed
+        if failures:
+            notes.append(
+                f"{name}: {failures} of {len(simulation.requests)} requests failed: no decode slot "
+                f"within {prepared.scenario.scheduling.admission_deadline_s:g} s. Compare "
+                "quantiles, not means."
+            )
         model = prepared.models[name]
         stage, most = max(model.utilisation.items(), key=lambda item: item[1])
         if most > MAX_UTILISATION:
@@ -29,9 +42,8 @@ def simulation_document(prepared: Prepared) -> dict[str, Any]:
             "num_decode": planned.num_decode,
             "num_planned": len(simulation.requests),
             "num_completed": simulation.num_completed,
-            "ttft_mean_s": sum(ttft_s) / len(ttft_s) if ttft_s else None,
-            "ttft_p50_s": nearest_rank(ttft_s, 0.5, failures),
-            "ttft_p90_s": nearest_rank(ttft_s, 0.9, failures),
+            "num_failed": failures,
+            **ttft_statistics(ttft_s, failures),
             "utilisation": simulation.utilisation.by_stage(),
             "lambda_max_req_per_s": model.lambda_max_req_per_s,
             "lambda_max_exact_req_per_s": model.lambda_max_exact_req_per_s,
@@ -44,3 +56,17 @@ def simulation_document(prepared: Prepared) -> dict[str, Any]:
         "notes": notes,
         "deployments": deployments,
     }
+
+
+def ttft_statistics(ttft_s: Sequence[float], failures: int) -> dict[str, float | None]:
+    """Statistics of all requests, and of the completed ones where that is not the same."""
+    mean_s = sum(ttft_s) / len(ttft_s) if ttft_s else None
+    found = {"ttft_mean_s": None if failures else mean_s}
+    if failures:
+        found["ttft_mean_completed_s"] = mean_s
+    for key, q in (("ttft_p50", 0.5), ("ttft_p90", 0.9)):
+        value_s = nearest_rank(ttft_s, q, failures)
+        found[f"{key}_s"] = None if value_s is None or math.isinf(value_s) else value_s
+        if failures:
+            found[f"{key}_completed_s"] = nearest_rank(ttft_s, q)
+    return found

@@ -1,20 +1,27 @@
 """Offered utilisation of each stage: work that a schedule brings over what the stage can do.
 
     prefill    sum of T_prefill / (instances x window)
-    decode     sum of (output_tokens - 1) T_decode / (slots x window)
+    decode     sum of (output_tokens - 1) T_decode / (slots x window); with reserve_first a slot is
+               also held through prefill, exposed transfer and both hops
     link       sum of S_kv of what crosses / (rate x window)
     fabric     sum of S_kv of what stays / (local prefill instances x rate x window)
 
 Above 1 a queue grows for as long as the load lasts; near 1 a finite run says little about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from harness.core import PD, PRFAAS, Request, ScenarioError
 from harness.scenario import Scenario
-from harness.scheduling.config import decode_batch, decode_step_s, kv_bytes_function
+from harness.scheduling.config import (
+    decode_batch,
+    decode_step_s,
+    kv_bytes_function,
+    transfer_tail_function,
+)
 from harness.scheduling.router import preferred_cluster
+from harness.scheduling.scheduler import no_transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +74,56 @@ def predict_utilisation(
     """
     deployment = scenario.deployments[deployment_name]
     window = window_s(scenario, schedule)
+    step_s = decode_step_s(scenario, deployment)
     instances = deployment.instances()
     hardware = {i.cluster: i.hardware for i in instances if i.role == "prefill"}
     count = {c: sum(i.role == "prefill" and i.cluster == c for i in instances) for c in hardware}
     prefill_s = {c: scenario.hardware[name].profile.prefill_s for c, name in hardware.items()}
     busy_s = dict.fromkeys(hardware, 0.0)
     kv_bytes = kv_bytes_function(scenario.model.architecture)
-    crossing_bytes, staying_bytes, decode_steps = 0, 0, 0
+    held_s = _held_before_decode(scenario)
+    crossing_bytes, staying_bytes, slots_s = 0, 0, 0.0
     for request in schedule:
         uncached = request.input_tokens - request.cached_tokens
         cluster = preferred_cluster(uncached, deployment.threshold_tokens, hardware)
-        busy_s[cluster] += prefill_s[cluster](uncached, request.cached_tokens)
+        own_s = prefill_s[cluster](uncached, request.cached_tokens)
+        busy_s[cluster] += own_s
         if cluster == PRFAAS:
             crossing_bytes += kv_bytes(request.input_tokens)
         else:
             staying_bytes += kv_bytes(request.input_tokens)
-        decode_steps += request.output_tokens - 1
+        slots_s += (request.output_tokens - 1) * step_s
+        slots_s += held_s(request.input_tokens, own_s, cluster == PRFAAS)
     share = {c: busy_s[c] / (count[c] * window) for c in hardware}
     slots = deployment.num_decode * decode_batch(scenario, deployment)
     link = crossing_bytes / (scenario.link.rate_bytes_per_s * window)
     return Utilisation(
         prfaas_prefill=share.get(PRFAAS),
         pd_prefill=share.get(PD),
-        pd_decode=decode_steps * decode_step_s(scenario, deployment) / (slots * window),
+        pd_decode=slots_s / (slots * window),
         link=link if PRFAAS in share else None,
         fabric=(
             staying_bytes / (count[PD] * scenario.fabric.rate_bytes_per_s * window)
             if PD in share
             else None
         ),
+    )
+
+
+def _held_before_decode(scenario: Scenario) -> Callable[[int, float, bool], float]:
+    """(input_tokens, prefill_s, crosses) -> seconds that a slot is held before decoding begins,
+    neither prefill nor the path being busy; 0 unless slots are reserved."""
+    if scenario.scheduling.admission != "reserve_first":
+        return no_transfer
+    link = scenario.link
+    tail_s = transfer_tail_function(
+        scenario.model.architecture,
+        layerwise=scenario.transport.layerwise,
+        link_bytes_per_s=link.rate_bytes_per_s,
+        fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
+        link_delay_s=link.far_to_near.delay_s,
+    )
+    out_s = {True: link.near_to_far.delay_s, False: 0.0}
+    return lambda tokens, prefill_s, crosses: (
+        out_s[crosses] + prefill_s + tail_s(tokens, prefill_s, crosses)
     )

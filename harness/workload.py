@@ -28,8 +28,9 @@ from harness.trace import Trace, read_trace
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-#: Midpoints that stand for a continuous law in ``length_distribution``.
-STRATA = 20_000
+#: Midpoints that stand for a continuous law in ``length_distribution``, in every search alike; few
+#: enough that each is tried as a threshold (``harness.throughput``).
+STRATA = 4000
 #: Below it gaps differ by less than the nanosecond that planned times keep.
 _EVEN_CV = 1e-6
 _CHUNK = 4096
@@ -106,30 +107,30 @@ def length_distribution(scenario: Scenario, strata: int = STRATA) -> LengthDistr
     midpoints = (np.arange(strata) + 0.5) / strata
     total = input_law(scenario.workload).quantile(midpoints)
     output_tokens = float(output_law(scenario.workload).quantile(midpoints).mean())
-    even, none = np.full(strata, 1 / strata), np.zeros(strata)
-    if prefix.model == "none" or prefix.agent_share == 0:
-        return LengthDistribution(total, even, output_tokens, none)
-    cached = _cached_share(total, prefix)
+    sides = _prefix_sides(total, prefix)
     return LengthDistribution(
-        lengths=np.concatenate([total, total - cached]),
-        weights=np.concatenate([even * (1 - prefix.agent_share), even * prefix.agent_share]),
+        lengths=np.concatenate([total - cached for _, cached in sides]),
+        weights=np.concatenate([np.full(strata, share / strata) for share, _ in sides]),
         mean_output_tokens=output_tokens,
-        cached_tokens=np.concatenate([none, cached]),
+        cached_tokens=np.concatenate([cached for _, cached in sides]),
     )
 
 
 def _of_trace(part: Trace, prefix: Prefix) -> LengthDistribution:
     """Each distinct (new, cached) once, by new tokens; with a share of agents both variants."""
     total = part.input_tokens.astype(np.float64)
-    shares = [1.0]
-    cached = [np.zeros(len(total))]
+    if prefix.model == "trace" and not any(part.hash_ids):
+        raise ScenarioError(
+            "The value of 'prefix.model' is wrong: \"trace\" counts cached prefixes by hash ids, "
+            f"of which the trace file {part.path} has none; give a trace that has them (Mooncake), "
+            'or prefix.model = "share".'
+        )
     if prefix.model == "trace":
-        cached = [np.minimum(part.unlimited_cache_tokens(), total - 1)]
-    elif prefix.model == "share":
-        shares = [1 - prefix.agent_share, prefix.agent_share]
-        cached = [*cached, _cached_share(total, prefix)]
-    pairs = np.concatenate([(total - found) + 1j * found for found in cached])
-    weights = np.concatenate([np.full(len(total), share / len(total)) for share in shares])
+        sides = [(1.0, np.minimum(part.unlimited_cache_tokens(), total - 1))]
+    else:
+        sides = _prefix_sides(total, prefix)
+    pairs = np.concatenate([(total - cached) + 1j * cached for _, cached in sides])
+    weights = np.concatenate([np.full(len(total), share / len(total)) for share, _ in sides])
     distinct, place = np.unique(pairs, return_inverse=True)
     return LengthDistribution(
         lengths=distinct.real,
@@ -139,8 +140,12 @@ def _of_trace(part: Trace, prefix: Prefix) -> LengthDistribution:
     )
 
 
-def _cached_share(total: FloatArray, prefix: Prefix) -> FloatArray:
-    return np.minimum(total * prefix.cached_fraction, total - 1)
+def _prefix_sides(total: FloatArray, prefix: Prefix) -> list[tuple[float, FloatArray]]:
+    """(share of the requests, their cached tokens), only of sides that there are."""
+    agents = prefix.agent_share if prefix.model == "share" else 0.0
+    cached = np.minimum(total * prefix.cached_fraction, total - 1)
+    sides = [(1 - agents, np.zeros(len(total))), (agents, cached)]
+    return [(share, found) for share, found in sides if share > 0]
 
 
 def arrival_cv(schedule: Sequence[Request]) -> float | None:

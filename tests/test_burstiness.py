@@ -225,3 +225,14 @@ def test_what_is_too_much_is_refused_and_nothing_waits_for_nothing() -> None:
         assert arrivals.wait(Service(0.0, 0.0), 4) == NO_WAIT
     assert few.part(0.2, 0.3).wait(Service(1.0, 0.0), 4) == NO_WAIT
     assert few.part(0.2, 0.3).dispersion(1.0) == 1.0
+
+
+def test_dispersion_of_recorded_arrivals_over_windows_that_are_nearly_all_empty() -> None:
+    """As counted window by window, and in no time where there are 10^12 of them."""
+    rng = np.random.default_rng(8)
+    times_s = np.cumsum(rng.exponential(50.0, 2000))
+    arrivals = Recorded.of(times_s, rng.random(2000))
+    windows = int((times_s[-1] - times_s[0]) / 0.25 + 1e-9)
+    counts = np.bincount(((times_s - times_s[0]) / 0.25).astype(int))[:windows]
+    assert arrivals.dispersion(0.25) == pytest.approx(counts.var(ddof=1) / counts.mean())
+    assert arrivals.dispersion(1e-7) == pytest.approx(1.0, rel=1e-3)

@@ -130,6 +130,16 @@ def test_the_budget_in_whole_instances_is_the_best_of_all_their_splits(paper: Sc
     assert whole.gain == pytest.approx(by_name["prfaas_pd"].throughput_req_per_s / best - 1)
 
 
+def test_the_links_price_is_in_the_budget_of_whole_instances(paper: Scenario) -> None:
+    """16 an hour for the link: two instances more of 8 GPUs at 1 an hour."""
+    cost = replace(paper.cost, link_price_per_gbps_month=16 * 730 / 100)
+    _, by_name = compared(replace(paper, cost=cost))
+    prfaas = by_name["prfaas_pd"]
+    assert prfaas.whole_instances is not None
+    assert prfaas.whole_instances.num_instances == 18
+    assert prfaas.link.gain < prfaas.gain_at_equal_cost
+
+
 def test_a_budget_below_two_instances_buys_no_homogeneous_deployment(paper: Scenario) -> None:
     _, by_name = compared(priced(paper, h200=0.01, h20=10.0))
     assert by_name["prfaas_pd"].whole_instances is not None
@@ -188,3 +198,9 @@ def test_chips_of_one_kind_have_no_price_ratio_to_break_even_at(paper: Scenario)
     _, by_name = compared(replace(paper, deployments={**paper.deployments, "prfaas_pd": same}))
     assert by_name["prfaas_pd"].price_ratio == 1
     assert [one.price_ratio for one in by_name["prfaas_pd"].break_even] == [None, None]
+
+
+def test_a_budget_of_millions_of_instances_is_not_searched_one_by_one(paper: Scenario) -> None:
+    _, by_name = compared(priced(paper, h200=1e6, h20=1.0))
+    assert by_name["prfaas_pd"].whole_instances is None
+    assert by_name["prfaas_pd"].gain_at_equal_cost < -0.99

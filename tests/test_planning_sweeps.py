@@ -161,8 +161,11 @@ def test_a_share_replaces_what_the_scenario_says_of_prefixes(paper: Scenario) ->
     assert found[1].threshold_tokens == found[0].threshold_tokens
 
 
-def test_sweeps_meet_the_scenario_at_its_own_values(sweeps: Sweeps, base: Variant) -> None:
-    middle = optimum(base, unchanged, "paper")
+def test_sweeps_meet_the_plan_at_the_scenarios_own_values(
+    sweeps: Sweeps, base: Variant, solved: dict[str, Deployment]
+) -> None:
+    """One search of one grid: a sweep's middle is the plan, to the token."""
+    middle, plan = optimum(base, unchanged, "paper"), solved["prfaas_pd"]
     own = [
         *(one for one in sweeps.output_tokens if one.output_tokens == 1024),
         *(one for one in sweeps.chip_speed if one.chip_speed == 1),
@@ -171,7 +174,11 @@ def test_sweeps_meet_the_scenario_at_its_own_values(sweeps: Sweeps, base: Varian
     assert len(own) == 3
     for one in own:
         assert one.throughput_req_per_s == middle.throughput_req_per_s
-        assert (one.threshold_tokens, one.num_prefill, one.num_decode) == (19_399, 3, 5)
+        assert (one.threshold_tokens, one.num_prefill, one.num_decode) == (
+            plan.threshold_tokens,
+            plan.num_prefill,
+            plan.num_decode,
+        )
         assert one.ratio == middle.ratio
 
 
@@ -348,7 +355,7 @@ def test_a_trace_has_no_law_but_every_other_input(paper: Scenario, tmp_path: Pat
                 "timestamp": 3000 * i,
                 "input_length": int(n),
                 "output_length": int(o),
-                "hash_ids": [],
+                "hash_ids": [i],
             }
         )
         for i, (n, o) in enumerate(

@@ -1,6 +1,7 @@
 """The closed forms against known results, a queue simulated apart from them, and each other."""
 
 import math
+import warnings
 
 import numpy as np
 import numpy.typing as npt
@@ -259,3 +260,10 @@ def test_quantiles_of_a_mixture_against_a_sampled_convolution() -> None:
     found = sojourn_quantiles(branches, shares)
     assert found == pytest.approx(np.quantile(sampled, shares).tolist(), rel=0.02)
     assert found == sorted(found)
+
+
+def test_a_rate_so_low_that_a_transform_rounds_to_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wait = Renewal(1e-30, 1.0).wait(Service(1.0, 0.5), 4)
+    assert wait == NO_WAIT

@@ -59,6 +59,18 @@ def test_the_benchmarks_queue_is_the_simulators(benchmark: ModuleType) -> None:
         assert waits_s == pytest.approx(np.array([row.prefill_queue_s for row in rows]), abs=1e-8)
 
 
+def test_the_benchmark_pays_each_way_of_a_lopsided_link(benchmark: ModuleType) -> None:
+    paper = load_scenario(PAPER)
+    tokens = np.array([50_000.0])
+    deployment = paper.deployments["naive_heterogeneous"]
+    before = benchmark.costs_of(paper, deployment, tokens).rest_s
+    for way, other in (("near_to_far", "far_to_near"), ("far_to_near", "near_to_far")):
+        slow = replace(getattr(paper.link, way), delay_s=0.3)
+        link = replace(paper.link, **{way: slow, other: getattr(paper.link, other)})
+        after = benchmark.costs_of(replace(paper, link=link), deployment, tokens).rest_s
+        assert after - before == pytest.approx(0.3 - 0.0004)
+
+
 def test_the_benchmarks_arrivals(benchmark: ModuleType) -> None:
     times_s = benchmark.arrivals_s(2.0, None, 3.0, 200_000, 1)
     gaps = np.diff(times_s)
@@ -114,4 +126,4 @@ def test_accuracy_is_what_was_measured() -> None:
         nothing = at(load, cv).accuracy
         assert (nothing.promised, nothing.measured) == (None, None)
         assert nothing.note is not None
-        assert nothing.note.startswith("Not measured")
+        assert nothing.note.startswith("Accuracy not measured here")

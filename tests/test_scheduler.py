@@ -97,6 +97,17 @@ def test_least_remaining_work_is_one_central_queue(
         heapq.heappush(reports, (free_s[name], 2 * number, ev.PrefillDone(str(number))))
 
 
+def test_idle_instances_take_turns() -> None:
+    """Always the first of them would fill one path to decode while the others are empty."""
+    scheduler = Scheduler(config(num_prefill=3))
+    names = []
+    for number in range(7):
+        dispatch = place(scheduler, str(number), 10.0 * number, 32)
+        names.append(dispatch.route.prefill.name)
+        scheduler.handle(ev.PrefillDone(str(number)), 10.0 * number + 1)
+    assert names == [f"pd-p{number % 3}" for number in range(7)]
+
+
 def test_a_wrong_service_time_is_corrected_by_reports() -> None:
     scheduler = Scheduler(config())
     place(scheduler, "a", 0.0, 320)  # expected 0 to 10

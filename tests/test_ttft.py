@@ -371,3 +371,32 @@ def test_a_trace_is_taken_with_its_own_arrivals(tmp_path: Path, name: str) -> No
     assert found.accuracy.promised is None
     assert found.accuracy.note is not None
     assert "trace" in found.accuracy.note
+
+
+@pytest.mark.parametrize(
+    ("settings_given", "said"),
+    [
+        (
+            ["workload.arrivals='on_off'", "workload.on_duration='1000h'",
+             "workload.off_duration='1000h'", "workload.on_rate_multiple=1.5"],
+            "2 to 300 s",
+        ),
+        (["link.rate='1gbit'", "load.rate_req_per_s=0.15"], "link used at"),
+        (["fabric.rate='300mbit'", "load.rate_req_per_s=0.5"], "fabric"),
+        (["deployments.prfaas_pd.num_prfaas=1", "load.rate_req_per_s=0.5"], "1 prefill instances"),
+        (["workload.min_tokens=1000", "workload.max_tokens=1000"], "squared coefficient"),
+        (["workload.cv=5"], "CV 5"),
+    ],
+    ids=["slow bursts", "narrow link", "narrow fabric", "one instance", "one length", "cv 5"],
+)  # fmt: skip
+def test_no_accuracy_is_claimed_where_none_was_measured(
+    settings_given: list[str], said: str
+) -> None:
+    scenario = load_scenario(PAPER, settings_given)
+    deployment = scenario.deployments["prfaas_pd"]
+    found = predict_ttft(scenario, deployment, scenario.load.rate_req_per_s).accuracy
+    assert (found.promised, found.measured) == (None, None)
+    assert found.note is not None
+    assert found.note.startswith("Accuracy not measured here: ")
+    assert said in found.note
+    assert "within" not in found.note

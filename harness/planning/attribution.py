@@ -98,12 +98,13 @@ def attribute(
 ) -> Attribution | None:
     """Parts of the gain of ``prfaas_pd`` over ``homogeneous_pd``.
 
-    None without both of them, and without local prefill, where there is nothing to balance.
+    None without both of them, and where prefill is remote alone by design (neither local prefill
+    nor a threshold), so that there is nothing to balance.
     """
     offloading, baseline = deployments.get(OFFLOADING), deployments.get(BASELINE)
     if offloading is None or baseline is None:
         return None
-    if not offloading.num_prfaas or not offloading.num_prefill:
+    if not offloading.num_prfaas or offloading.threshold_tokens is None:
         return None
     variant = Variant(scenario, lengths, offloading, baseline)
     count = _replaced_instances(scenario, offloading)

@@ -18,15 +18,16 @@ from dataclasses import dataclass, replace
 from harness.deployment import Deployment
 from harness.planning.variants import (
     BASELINE,
-    STRATA,
     best_plan,
     throughput_req_per_s,
 )
 from harness.scenario import Scenario
-from harness.throughput import DeploymentModel, Objective
+from harness.throughput import DEFAULT_OBJECTIVE, DeploymentModel, Objective
 from harness.workload import LengthDistribution, length_distribution
 
 HOURS_PER_MONTH = 730
+#: Whole instances are told apart up to here.
+MAX_INSTANCES = 4096
 TARGET_GAINS = (0.0, 0.15)
 _SECONDS_PER_HOUR = 3600
 _BYTES_PER_GB = 1e9
@@ -47,7 +48,8 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True)
 class WholeInstances:
-    """Homogeneous instances that the same budget buys, split anew, and the gain over them."""
+    """Homogeneous instances that the same budget buys, split anew, and the gain over them: from 2
+    to MAX_INSTANCES, beyond which a whole one makes no difference."""
 
     num_instances: int
     num_prefill: int
@@ -112,7 +114,7 @@ def equal_cost(
     scenario: Scenario,
     deployments: Mapping[str, Deployment],
     models: Mapping[str, DeploymentModel],
-    objective: Objective = "paper",
+    objective: Objective = DEFAULT_OBJECTIVE,
     lengths: LengthDistribution | None = None,
 ) -> EqualCost | None:
     """Every deployment with a PrfaaS cluster against ``homogeneous_pd``; both as solved.
@@ -134,7 +136,7 @@ def equal_cost(
         price,
         baseline,
         throughput_req_per_s(models[BASELINE], objective),
-        lengths or length_distribution(scenario, STRATA),
+        lengths or length_distribution(scenario),
     )
     cost = budget.cost_per_hour(baseline)
     return EqualCost(
@@ -207,7 +209,7 @@ class _Budget:
             throughput_req_per_s=carried,
             throughput_per_cost=carried / cost,
             gain_at_equal_cost=self._gain(carried, cost),
-            whole_instances=self._whole_instances(carried, cost),
+            whole_instances=self._whole_instances(carried, cost + link.cost_per_hour),
             break_even=tuple(
                 BreakEven(
                     gain=gain,
@@ -251,7 +253,7 @@ class _Budget:
         own = baseline.num_prefill + baseline.num_decode
         budget = cost - (self.cost_per_hour(baseline) - own * each)
         count = int(budget / each * (1 + 1e-12))  # a whole number must not fall short by rounding
-        if count < 2:
+        if not 2 <= count <= MAX_INSTANCES:
             return None
         resized = replace(baseline, num_prefill=count - 1, num_decode=1)
         found, model = best_plan(self.scenario, resized, self.objective, self.lengths)

@@ -12,20 +12,25 @@ from typing import Any
 
 from harness.deployment import Deployment
 from harness.planning.attribution import attribute
+from harness.planning.comparability import unequal_costs, unequal_sizes
 from harness.planning.economics import equal_cost, gpus, prices
 from harness.planning.sensitivity import tornado
 from harness.planning.sweeps import sweep
-from harness.planning.variants import BASELINE, OFFLOADING, STRATA
+from harness.planning.variants import BASELINE, OFFLOADING, throughput_req_per_s
 from harness.profile import Profile
+from harness.queueing import Arrivals
 from harness.scenario import Scenario, extrapolated_hardware, scenario_hash
 from harness.throughput import (
+    DEFAULT_OBJECTIVE,
+    OBJECTIVES,
     DeploymentModel,
     Objective,
     capacity_grid,
     deployment_model,
+    left_out,
     solve,
 )
-from harness.ttft import TtftModel
+from harness.ttft import Ttft, TtftModel, workload_stream
 from harness.workload import LengthDistribution, length_distribution
 
 #: Loads of the TTFT curve, as shares of what the exact equations say a deployment carries.
@@ -44,11 +49,13 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every deployment: solved by ``objective``, solved by the exact equations, and as given."""
+    """Every deployment: solved by ``objective`` or, where ``kept``, as given; solved by the exact
+    equations; and as given."""
 
     scenario: Scenario
     objective: Objective
     lengths: LengthDistribution
+    kept: bool
     solved: dict[str, Solved]
     exact: dict[str, Solved]
     given: dict[str, DeploymentModel]
@@ -58,35 +65,40 @@ class Plan:
         scenario, objective = self.scenario, self.objective
         deployments = {name: one.deployment for name, one in self.solved.items()}
         models = {name: one.model for name, one in self.solved.items()}
-        coarse = length_distribution(scenario, STRATA)
+        stream = workload_stream(scenario)
         sections = {
-            "equal_cost": equal_cost(scenario, deployments, models, objective, coarse),
-            "attribution": attribute(scenario, deployments, coarse),
-            "sensitivity": tornado(scenario, deployments, objective),
-            "sweeps": sweep(scenario, deployments, objective),
+            "equal_cost": equal_cost(scenario, deployments, models, objective, self.lengths),
+            "attribution": attribute(scenario, deployments, self.lengths),
+            "sensitivity": tornado(scenario, deployments, objective, self.lengths),
+            "sweeps": sweep(scenario, deployments, objective, self.lengths),
         }
+        found = {name: self._deployment(name, stream) for name in self.solved}
         return {
             "scenario": scenario.name,
             "scenario_sha256": scenario_hash(scenario),
             "model": scenario.model.name,
             "objective": objective,
+            "kept": self.kept,
             "rate_req_per_s": scenario.load.rate_req_per_s,
             "link_bytes_per_s": scenario.link.rate_bytes_per_s,
             "provenance": {name: _provenance(scenario, name) for name in scenario.hardware},
-            "deployments": {name: self._deployment(name) for name in self.solved},
+            "deployments": found,
             "curve": self._curve(),
             "grid": self._grid(),
             **{key: None if one is None else asdict(one) for key, one in sections.items()},
-            "notes": [*self._notes(), *_reasons(sections)],
-            "warnings": list(extrapolated_hardware(scenario)),
+            "notes": [*self._notes(), *unequal_costs(found), *_reasons(sections)],
+            "warnings": [*extrapolated_hardware(scenario), *unequal_sizes(found)],
         }
 
-    def _deployment(self, name: str) -> dict[str, Any]:
+    def _deployment(self, name: str, stream: tuple[Arrivals, float]) -> dict[str, Any]:
         deployment, model = self.solved[name].deployment, self.solved[name].model
         scenario, most = self.scenario, model.lambda_max_exact_req_per_s
-        queues = TtftModel(scenario, deployment, self.lengths)
+        queues = TtftModel(scenario, deployment, self.lengths, stream)
         ttft = queues.predict(scenario.load.rate_req_per_s)
         baseline = self.solved.get(BASELINE)
+        carried = throughput_req_per_s(model, self.objective)
+        rates = model.exact_rates if self.objective == "exact" else model.paper_rates
+        egress = model.egress_bytes_per_s
         return {
             **_counts(deployment),
             "theta_prfaas_req_per_s": model.theta_prfaas_req_per_s,
@@ -95,15 +107,13 @@ class Plan:
             "throughput_req_per_s": model.lambda_max_req_per_s,
             "throughput_exact_req_per_s": model.lambda_max_exact_req_per_s,
             "ratio": (
-                model.lambda_max_req_per_s / baseline.model.lambda_max_req_per_s
-                if baseline
-                else None
+                carried / throughput_req_per_s(baseline.model, self.objective) if baseline else None
             ),
             "offload_fraction": model.offload_fraction,
             "long_mean_tokens": model.long_mean_tokens,
             "short_mean_tokens": model.short_mean_tokens,
-            "egress_bytes_per_s": model.egress_bytes_per_s,
-            "bottleneck": model.bottleneck,
+            "egress_bytes_per_s": egress and egress / model.lambda_max_req_per_s * carried,
+            "bottleneck": rates.bottleneck()[0],
             "eq7_residual": model.eq7_residual,
             "eq8_residual": model.eq8_residual,
             "service_ttft_mean_s": ttft.service_ttft_mean_s,
@@ -113,10 +123,19 @@ class Plan:
             "ttft": asdict(ttft),
             "load_curve": [{"load": load, **asdict(queues.point(load * most))} for load in LOADS],
             "exact_optimum": _optimum(self.exact[name]),
-            "as_planned": _optimum(Solved(scenario.deployments[name], self.given[name])),
+            "as_planned": {
+                **_optimum(Solved(scenario.deployments[name], self.given[name])),
+                "ttft": asdict(self._given_ttft(name, stream)),
+            },
             "gpus": gpus(scenario, deployment),
             "price_per_hour": self._price_per_hour(deployment),
         }
+
+    def _given_ttft(self, name: str, stream: tuple[Arrivals, float]) -> Ttft:
+        """TTFT at the scenario's load of the deployment as the scenario plans it."""
+        given = self.scenario.deployments[name]
+        queues = TtftModel(self.scenario, given, self.lengths, stream)
+        return queues.predict(self.scenario.load.rate_req_per_s)
 
     def _curve(self) -> dict[str, Any] | None:
         """Lambda_max of the offloading deployment over t, at the split found."""
@@ -124,7 +143,7 @@ class Plan:
             return None
         deployment = self.solved[OFFLOADING].deployment
         curve: dict[str, Any] = {}
-        for objective in ("paper", "exact"):
+        for objective in OBJECTIVES:
             grid = capacity_grid(self.scenario, deployment, objective, self.lengths, _GRID_POINTS)
             row = grid.num_prefill.index(deployment.num_prefill)
             curve["threshold_tokens"] = grid.threshold_tokens.tolist()
@@ -141,13 +160,18 @@ class Plan:
         return {
             "threshold_tokens": grid.threshold_tokens.tolist(),
             "num_prefill": list(grid.num_prefill),
+            "best_threshold_tokens": grid.best_threshold_tokens.tolist(),
             "lambda_max_req_per_s": grid.lambda_max_req_per_s.tolist(),
             "stage": [list(row) for row in grid.stage],
         }
 
     def _has_threshold(self) -> bool:
         solved = self.solved.get(OFFLOADING)
-        return solved is not None and solved.deployment.threshold_tokens is not None
+        return (
+            solved is not None
+            and solved.deployment.threshold_tokens is not None
+            and solved.deployment.num_prefill > 0
+        )
 
     def _price_per_hour(self, deployment: Deployment) -> float | None:
         """Of its GPUs, in the unit of the prices; None where one of them has none."""
@@ -160,7 +184,7 @@ class Plan:
     def _notes(self) -> list[str]:
         """What the figures rest on, where that is not a key of the scenario."""
         scenario = self.scenario
-        notes = []
+        notes = list(left_out(scenario))
         if scenario.prefix.model != "none" and not all(
             one.profile.has_cached_axis for one in scenario.hardware.values()
         ):
@@ -169,8 +193,14 @@ class Plan:
                 "so attention over the cached prefix is free."
             )
         for name, one in self.solved.items():
+            if one.deployment.threshold_tokens == 0 and not one.deployment.num_prefill:
+                notes.append(
+                    f"{name}: it carries most with every prompt offloaded and no prefill in the PD "
+                    "cluster (N_p = 0, threshold 0); a curve over t and a map of splits would have "
+                    "one point, and are left out."
+                )
             exact = self.exact[name]
-            if one.deployment != exact.deployment:
+            if one.deployment != exact.deployment and not self.kept:
                 notes.append(
                     f"{name}: T(E[l]) prefers {_plan_text(one.deployment)}, E[T(l)] "
                     f"{_plan_text(exact.deployment)}, which a queue would carry "
@@ -180,8 +210,13 @@ class Plan:
         return notes
 
 
-def plan(scenario: Scenario, objective: Objective = "paper") -> Plan:
-    """Solve every deployment of the scenario. ScenarioError where a profile does not cover it."""
+def plan(
+    scenario: Scenario, objective: Objective = DEFAULT_OBJECTIVE, *, keep: bool = False
+) -> Plan:
+    """Solve every deployment of the scenario, or ``keep`` its thresholds and splits as they are.
+
+    ScenarioError where a profile does not cover it.
+    """
     lengths = length_distribution(scenario)
 
     def solved(deployment: Deployment, by: Objective) -> Solved:
@@ -189,13 +224,16 @@ def plan(scenario: Scenario, objective: Objective = "paper") -> Plan:
         return Solved(found, deployment_model(scenario, found, lengths))
 
     given = scenario.deployments
+    models = {name: deployment_model(scenario, one, lengths) for name, one in given.items()}
+    kept = {name: Solved(one, models[name]) for name, one in given.items()}
     return Plan(
         scenario=scenario,
         objective=objective,
         lengths=lengths,
-        solved={name: solved(one, objective) for name, one in given.items()},
+        kept=keep,
+        solved=kept if keep else {name: solved(one, objective) for name, one in given.items()},
         exact={name: solved(one, "exact") for name, one in given.items()},
-        given={name: deployment_model(scenario, one, lengths) for name, one in given.items()},
+        given=models,
     )
 
 

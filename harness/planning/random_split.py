@@ -2,7 +2,8 @@
 
 With T and S_kv of the mean request on either side (E[T(l)] in "exact", T(E[l]) in "paper"):
 
-    lambda_i      = min(N_p,i / (T_i (1 - q)), N_d,i BS_max / (T_decode L_out), B_i / (S_kv q))
+    lambda_i      = min(N_p,i min(1 / T_i, R / S_kv) / (1 - q), N_d,i BS_max / (T_decode L_out),
+                        B_i / (S_kv q))                                R: the fabric, per instance
     Lambda_max(q) = min(sum_j min(N_j / T_j, B_j / S_kv) / q, sum_i lambda_i)
 
 With one PD cluster and links that carry it, the best q is the remote share of prefill capacity.
@@ -67,7 +68,7 @@ class RandomSplit:
         total, spare = np.zeros(len(shares)), np.zeros(len(shares))
         choices = []
         for cluster in self._costs.local:
-            options = divisions(cluster)
+            options = divisions(self._costs, cluster)
             rates = [self._local(one, one.link_bytes_per_s, shares) for one in options]
             prefill = np.stack([rate for rate, _ in rates])  # (divisions, shares)
             carried = np.stack([np.minimum(*rate) for rate in rates])
@@ -94,12 +95,16 @@ class RandomSplit:
 
     def _local(
         self, cluster: PdCluster, link_bytes_per_s: float, shares: FloatArray
-    ) -> tuple[FloatArray, float]:
-        """(prefill and ingress, decode) of one PD cluster."""
-        seconds = self._costs.local_s(cluster.hardware, self._all_local, self._objective)
-        capacity = cluster.num_prefill / float(seconds[0])
+    ) -> tuple[FloatArray, FloatArray]:
+        """(prefill, fabric and ingress, decode) of one PD cluster. # (shares,) both"""
+        costs, objective = self._costs, self._objective
+        seconds = costs.local_s(cluster.hardware, self._all_local, objective)
+        sending = costs.staying_bytes(self._all_local, objective) / costs.fabric_bytes_per_s
+        capacity = cluster.num_prefill / float(max(seconds[0], sending[0]))
         with np.errstate(divide="ignore", invalid="ignore"):
             prefill = np.where(shares < 1, capacity / (1 - shares), np.inf)
             ingress = link_bytes_per_s / (self._crossing_bytes * shares)
-        decode = cluster.num_decode / self._costs.slots_s(cluster.hardware, self._objective)
+        ends = np.concatenate([self._all_local, self._all_remote])
+        near_s, far_s = costs.slots_s(cluster.hardware, ends, objective)
+        decode = cluster.num_decode / ((1 - shares) * near_s + shares * far_s)
         return np.minimum(prefill, ingress), decode

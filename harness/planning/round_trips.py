@@ -172,9 +172,9 @@ def _shared(
     base: Variant, clusters: Sequence[tuple[str, int]], chosen: NDArray[np.bool_]
 ) -> list[tuple[FloatArray, FloatArray, NDArray[np.bool_]]]:
     """(prefill seconds, weights) of the chosen lengths on each cluster, and which they are."""
-    if not chosen.any():
-        return []
     lengths, weights = base.lengths, base.lengths.weights[chosen]
+    if not weights.sum() > 0:
+        return []
     seconds = [
         base.scenario.hardware[hardware].profile.prefill_s_array(
             lengths.lengths[chosen], lengths.cached_tokens[chosen]

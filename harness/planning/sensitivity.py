@@ -25,7 +25,8 @@ from harness.planning.variants import (
     with_tpot,
 )
 from harness.scenario import Scenario
-from harness.throughput import Objective
+from harness.throughput import DEFAULT_OBJECTIVE, Objective
+from harness.workload import LengthDistribution
 
 FACTOR = 1.25
 SHARE_STEP = 0.25
@@ -74,10 +75,13 @@ class _Input:
 
 
 def tornado(
-    scenario: Scenario, deployments: dict[str, Deployment], objective: Objective = "paper"
+    scenario: Scenario,
+    deployments: dict[str, Deployment],
+    objective: Objective = DEFAULT_OBJECTIVE,
+    lengths: LengthDistribution | None = None,
 ) -> Sensitivity | None:
     """The bars of ``deployments["prfaas_pd"]``; None where there is none with a PrfaaS cluster."""
-    base = base_variant(scenario, deployments)
+    base = base_variant(scenario, deployments, lengths)
     if base is None:
         return None
     middle = optimum(base, unchanged, objective)

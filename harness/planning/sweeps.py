@@ -22,7 +22,8 @@ from harness.planning.variants import (
     with_output_length,
 )
 from harness.scenario import Scenario
-from harness.throughput import Objective
+from harness.throughput import DEFAULT_OBJECTIVE, Objective
+from harness.workload import LengthDistribution
 
 AGENT_SHARES = tuple(tenths / 10 for tenths in range(11))
 CHIP_SPEEDS = (0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
@@ -78,13 +79,17 @@ class Sweeps:
 
 
 def sweep(
-    scenario: Scenario, deployments: dict[str, Deployment], objective: Objective = "paper"
+    scenario: Scenario,
+    deployments: dict[str, Deployment],
+    objective: Objective = DEFAULT_OBJECTIVE,
+    lengths: LengthDistribution | None = None,
 ) -> Sweeps | None:
     """Every sweep of ``deployments["prfaas_pd"]``; None where there is none with a PrfaaS cluster.
 
-    ``deployments`` as solved: the round trips are counted for that plan.
+    ``deployments`` as solved: the round trips are counted for that plan. ``lengths`` default to the
+    scenario's.
     """
-    base = base_variant(scenario, deployments)
+    base = base_variant(scenario, deployments, lengths)
     if base is None:
         return None
     # Neither the link nor a chip that it does not have moves the baseline.

@@ -20,8 +20,6 @@ from harness.workload import LengthDistribution, length_distribution
 from netem.link import LinkError
 
 BASELINE, OFFLOADING = "homogeneous_pd", "prfaas_pd"
-#: Midpoints of the length law: a tenth of the model's default, for a hundred searches.
-STRATA = 2000
 #: No link limits anything at this rate; a link has to be finite.
 UNLIMITED_BYTES_PER_S = 1e30
 
@@ -56,12 +54,16 @@ class Optimum:
 Change = Callable[[Variant], Variant]
 
 
-def base_variant(scenario: Scenario, deployments: dict[str, Deployment]) -> Variant | None:
+def base_variant(
+    scenario: Scenario,
+    deployments: dict[str, Deployment],
+    lengths: LengthDistribution | None = None,
+) -> Variant | None:
     """The scenario as it is; None where it has no deployment with a PrfaaS cluster to plan."""
     offloading = deployments.get(OFFLOADING)
     if offloading is None or not offloading.num_prfaas:
         return None
-    lengths = length_distribution(scenario, STRATA)
+    lengths = lengths or length_distribution(scenario)
     return Variant(scenario, lengths, offloading, deployments.get(BASELINE))
 
 
@@ -164,7 +166,7 @@ def with_length_law(base: Variant, mu: float, sigma: float) -> Variant:
     """Other prompt lengths, in the same bounds; only a workload without a trace has a law."""
     workload = replace(base.scenario.workload, mu=mu, sigma=sigma)
     scenario = replace(base.scenario, workload=workload)
-    return replace(base, scenario=scenario, lengths=length_distribution(scenario, STRATA))
+    return replace(base, scenario=scenario, lengths=length_distribution(scenario))
 
 
 def with_agent_share(base: Variant, agent_share: float) -> Variant:

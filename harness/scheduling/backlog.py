@@ -29,6 +29,7 @@ class PrefillBacklog:
         "_waiting_s",
         "index",
         "instance",
+        "last_given",
         "up",
     )
 
@@ -36,6 +37,8 @@ class PrefillBacklog:
         self.instance = instance
         self.index = index
         self.up = True
+        #: Number of the last request that was sent here, counted over all instances.
+        self.last_given = 0
         self._running: str | None = None
         self._running_service_s = 0.0
         self._since_s = 0.0

@@ -9,7 +9,9 @@ link, where no cached prefix is copied across.
 
 Among prefill instances the one that would be free first is chosen, by remaining work in seconds.
 With known service times this equals one central first-come-first-served queue; shortest queue by
-count and round robin do not. Ties go to the lowest index.
+count and round robin do not. Ties, which are the rule where instances idle, go to the one that got
+its last request longest ago, and then to the lowest index: each instance sends its KV over a path
+of its own, and always the first of the idle ones would fill one path while the others are empty.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,13 +32,20 @@ def preferred_cluster(
 
 
 def least_work(backlogs: Sequence[PrefillBacklog], now_s: float) -> PrefillBacklog | None:
-    """The prefill instance in service that is free first, or None when all are down."""
+    """The prefill instance in service that is free first, or None when all are down.
+
+    Ties go to the smallest ``last_given``, then to the lowest index.
+    """
     best: PrefillBacklog | None = None
     best_s = 0.0
     for backlog in backlogs:
         if backlog.up:
             free_s = backlog.free_at_s(now_s)
-            if best is None or free_s < best_s:
+            if (
+                best is None
+                or free_s < best_s
+                or (free_s == best_s and backlog.last_given < best.last_given)
+            ):
                 best, best_s = backlog, free_s
     return best
 

@@ -161,6 +161,7 @@ class Scheduler:
         decode, start_s, landed_s, slot_s = timeline
         self.counters.arrived += 1
         backlog.add(rid, service_s, start_s)
+        backlog.last_given = self.counters.arrived
         if self.config.admission == "reserve_first":
             decode.add(rid, now_s, hold_s, landed_s + hold_s)
         else:

@@ -5,15 +5,13 @@ give each expectation in O(1). "exact" costs are expectations over the lengths, 
 of the mean length (see ``harness.throughput``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.architecture import Architecture
 from harness.deployment import Deployment, PdCluster, PrfaasCluster
-from harness.profile import Profile
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_batch, decode_step_s
 from harness.throughput.rates import Objective, StageRates
@@ -21,6 +19,8 @@ from harness.workload import LengthDistribution
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+#: What requests of so many new and cached tokens cost. # (points,), (points,) -> (points,)
+Cost = Callable[[FloatArray, FloatArray], FloatArray]
 
 MAX_THRESHOLDS = 4096
 
@@ -37,37 +37,40 @@ class Costs:
         self._cached = np.asarray(given.cached_tokens, dtype=np.float64)[order]
         weights = np.asarray(given.weights, dtype=np.float64)[order]
         self._weights = weights / weights.sum()
-        self._architecture = scenario.model.architecture
-        self._profiles = {name: one.profile for name, one in scenario.hardware.items()}
+        self._scenario = scenario
+        self._longest = max(float(scenario.workload.max_tokens), float(self._whole[-1]))
         self._share = _running(self._weights)
         self._new_tokens = _running(self._weights * self.lengths)
         self._cached_tokens = _running(self._weights * self._cached)
-        moved = _moved_bytes(self._architecture, self.lengths, self._cached)
-        self._moved_bytes = _running(self._weights * moved)
-        self._running_s: dict[str, FloatArray] = {}
+        self._sums: dict[object, FloatArray] = {}
         self._output_tokens = given.mean_output_tokens
         self.remote = deployment.prfaas_clusters(scenario.link.rate_bytes_per_s)
         self.local = deployment.pd_clusters(scenario.link.rate_bytes_per_s)
+        self.fabric_bytes_per_s = scenario.fabric.rate_bytes_per_s
+        # Without local prefill and without a threshold there is no split to choose.
+        self.divides = deployment.num_prefill > 0 or deployment.threshold_tokens is not None
         # One decode batch and step time a kind of hardware, for each PD cluster.
-        self._slot_s = {
-            name: decode_step_s(scenario, one) / decode_batch(scenario, one)
+        self._decode = {
+            name: (decode_step_s(scenario, one), decode_batch(scenario, one))
             for name in sorted({cluster.hardware for cluster in self.local})
             for one in [replace(deployment, pd_hardware=name)]
         }
 
-    def candidates(self) -> IntArray:
-        """Splits worth trying: after each distinct length, evenly thinned to MAX_THRESHOLDS."""
+    def candidates(self, deployment: Deployment) -> IntArray:
+        """Splits worth trying: everything crosses, then up to each distinct length stays, the last
+        of which lets nothing cross. Evenly thinned to MAX_THRESHOLDS, the deployment's own kept."""
         if not self.remote:
             return np.array([len(self.lengths)])
-        last = self._after_each_length()
-        if len(last) > MAX_THRESHOLDS:
-            last = last[np.linspace(0, len(last) - 1, MAX_THRESHOLDS).round().astype(np.int64)]
-        return last
+        places = self._after_each_length()
+        if len(places) > MAX_THRESHOLDS:
+            thin = np.linspace(0, len(places) - 1, MAX_THRESHOLDS).round().astype(np.int64)
+            places = np.union1d(places[thin], self.planned(deployment))
+        return places
 
     def between(self, low: int, high: int) -> IntArray:
         """Every split from ``low`` to ``high``."""
-        last = self._after_each_length()
-        return last[(last >= low) & (last <= high)]
+        places = self._after_each_length()
+        return places[(places >= low) & (places <= high)]
 
     def planned(self, deployment: Deployment) -> IntArray:
         """The split of a deployment as planned. # (1,)"""
@@ -79,72 +82,132 @@ class Costs:
         return np.array([np.searchsorted(self._whole, deployment.threshold_tokens, "right")])
 
     def thresholds(self, splits: IntArray) -> FloatArray:
-        """The threshold that makes each split: the longest length that stays local, else 0."""
-        return np.where(splits > 0, self._whole[np.maximum(splits, 1) - 1], 0.0)
+        """The threshold that makes each split: the longest length that stays local; 0 where none
+        does, and the workload's longest where all do."""
+        kept = np.where(splits > 0, self._whole[np.maximum(splits, 1) - 1], 0.0)
+        return np.where(splits == len(self._whole), self._longest, kept)
 
     def shares(self, splits: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """p, l_long and l_short; the means are nan where that side is empty."""
-        p = np.where(splits == len(self.lengths), 0.0, 1.0 - self._share[splits])
-        long_tokens, short_tokens = self._means(self._new_tokens, self.lengths, splits)
-        return p, long_tokens, short_tokens
+        return (
+            self._offloaded(splits),
+            self._mean_beyond(self._new_tokens, self.lengths, splits),
+            self._mean_within(self._new_tokens, self.lengths, splits),
+        )
 
     def remote_s(self, hardware: str, splits: IntArray, objective: Objective) -> FloatArray:
         """p T(l_long): seconds of a PrfaaS instance that a mean request takes."""
-        if objective == "exact":
-            running = self._prefill_s(hardware)
-            return self._beyond(running, splits)
-        p, long_tokens, _ = self.shares(splits)
-        cached, _ = self._means(self._cached_tokens, self._cached, splits)
-        return _times_mean_cost(p, self._profiles[hardware], long_tokens, cached)
+        return self._long(hardware, self._prefill(hardware), splits, objective)
 
     def local_s(self, hardware: str, splits: IntArray, objective: Objective) -> FloatArray:
         """(1 - p) T(l_short): seconds of a local prefill instance that a mean request takes."""
-        if objective == "exact":
-            return self._prefill_s(hardware)[splits]
-        p, _, short_tokens = self.shares(splits)
-        _, cached = self._means(self._cached_tokens, self._cached, splits)
-        return _times_mean_cost(1 - p, self._profiles[hardware], short_tokens, cached)
+        return self._short(hardware, self._prefill(hardware), splits, objective)
 
     def crossing_bytes(self, splits: IntArray, objective: Objective) -> FloatArray:
         """p S_kv(l_long): bytes that a mean request sends across the link."""
-        if objective == "exact":
-            return self._beyond(self._moved_bytes, splits)
-        p, long_tokens, _ = self.shares(splits)
-        cached, _ = self._means(self._cached_tokens, self._cached, splits)
-        moved = _moved_bytes(self._architecture, np.nan_to_num(long_tokens), np.nan_to_num(cached))
-        return np.where(p > 0, p * moved, 0.0)
+        return self._long("bytes", self._moved_bytes, splits, objective)
 
-    def slots_s(self, hardware: str, objective: Objective) -> float:
+    def staying_bytes(self, splits: IntArray, objective: Objective) -> FloatArray:
+        """(1 - p) S_kv(l_short): bytes that a mean request sends over the fabric."""
+        return self._short("bytes", self._moved_bytes, splits, objective)
+
+    def slots_s(self, hardware: str, splits: IntArray, objective: Objective) -> FloatArray:
         """Seconds of a decode instance that a mean request takes: its share of BS_max slots."""
+        step_s, batch = self._decode[hardware]
         steps = self._output_tokens - (objective == "exact")
         # One-token outputs take no step; a slot still turns over.
-        return float(max(steps, 1.0) * self._slot_s[hardware])
+        held_s = np.full(len(splits), max(steps, 1.0) * step_s)
+        if self._scenario.scheduling.admission == "reserve_first":
+            held_s += self._before_decode_s(hardware, splits, objective)
+        return held_s / batch
 
-    def _prefill_s(self, hardware: str) -> FloatArray:
-        """Running sums of T_prefill, made once a kind of hardware."""
-        if hardware not in self._running_s:
-            cost_s = self._profiles[hardware].prefill_s_array(self.lengths, self._cached)
-            self._running_s[hardware] = _running(self._weights * cost_s)
-        return self._running_s[hardware]
+    def _before_decode_s(self, hardware: str, splits: IntArray, objective: Objective) -> FloatArray:
+        """Seconds that a reserved slot waits for a mean request's prefill and KV, neither of which
+        finds a queue. Several PrfaaS clusters count by their instances."""
+        fabric, link = self.fabric_bytes_per_s, self._scenario.link
+        cost = self._until_landed(hardware, fabric, 0.0)
+        total_s = self._short((hardware, "landed"), cost, splits, objective)
+        instances = sum(one.num_instances for one in self.remote)
+        for one in self.remote:
+            delay_s = link.near_to_far.delay_s + link.far_to_near.delay_s
+            cost = self._until_landed(one.hardware, one.link_bytes_per_s, delay_s)
+            key = (one.hardware, one.link_bytes_per_s)
+            share = one.num_instances / instances
+            total_s = total_s + share * self._long(key, cost, splits, objective)
+        return total_s
 
-    def _beyond(self, running: FloatArray, splits: IntArray) -> FloatArray:
-        # Differences of running sums leave rounding where the far side is empty.
-        return np.where(splits == len(self.lengths), 0.0, running[-1] - running[splits])
+    def _until_landed(self, hardware: str, path_bytes_per_s: float, delay_s: float) -> Cost:
+        """T_prefill and the exposed transfer of a request alone (``harness.ttft``)."""
+        architecture = self._scenario.model.architecture
+        last_layer = replace(architecture, layers=architecture.layers[-1:])
+        hidden = 1 - 1 / len(architecture.layers)
 
-    def _means(
-        self, running: FloatArray, values: FloatArray, splits: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Means of ``values`` over the long and the short side; nan where one is empty."""
+        def cost(new_tokens: FloatArray, cached_tokens: FloatArray) -> FloatArray:
+            prefill_s = self._prefill(hardware)(new_tokens, cached_tokens)
+            sending_s = self._moved_bytes(new_tokens, cached_tokens) / path_bytes_per_s
+            if self._scenario.transport.layerwise:
+                new, cached = np.rint(new_tokens), np.rint(cached_tokens)
+                last_s = last_layer.moved_bytes_array(new + cached, cached) / path_bytes_per_s
+                sending_s = np.maximum(last_s, sending_s - hidden * prefill_s)
+            return prefill_s + sending_s + delay_s
+
+        return cost
+
+    def _prefill(self, hardware: str) -> Cost:
+        return self._scenario.hardware[hardware].profile.prefill_s_array
+
+    def _moved_bytes(self, new_tokens: FloatArray, cached_tokens: FloatArray) -> FloatArray:
+        """S_kv of what has to move, whole tokens."""
+        new, cached = np.rint(new_tokens), np.rint(cached_tokens)
+        return self._scenario.model.architecture.moved_bytes_array(new + cached, cached)
+
+    def _long(self, key: object, cost: Cost, splits: IntArray, objective: Objective) -> FloatArray:
+        """p E[cost | l > t], or p cost(l_long). ``key`` names the cost."""
+        if objective == "exact":
+            running = self._sum_of(key, cost)
+            # Differences of running sums leave rounding where the far side is empty.
+            return np.where(splits == len(self.lengths), 0.0, running[-1] - running[splits])
+        new = self._mean_beyond(self._new_tokens, self.lengths, splits)
+        cached = self._mean_beyond(self._cached_tokens, self._cached, splits)
+        return _times_mean_cost(self._offloaded(splits), cost, new, cached)
+
+    def _short(self, key: object, cost: Cost, splits: IntArray, objective: Objective) -> FloatArray:
+        """(1 - p) E[cost | l <= t], or (1 - p) cost(l_short)."""
+        if not splits.any():  # hardware that only decodes need not cover the lengths
+            return np.zeros(len(splits))
+        if objective == "exact":
+            return self._sum_of(key, cost)[splits]
+        new = self._mean_within(self._new_tokens, self.lengths, splits)
+        cached = self._mean_within(self._cached_tokens, self._cached, splits)
+        return _times_mean_cost(1 - self._offloaded(splits), cost, new, cached)
+
+    def _sum_of(self, key: object, cost: Cost) -> FloatArray:
+        """Running sums of a cost, made once."""
+        if key not in self._sums:
+            self._sums[key] = _running(self._weights * cost(self.lengths, self._cached))
+        return self._sums[key]
+
+    def _offloaded(self, splits: IntArray) -> FloatArray:
+        """p, the share of the requests beyond the split."""
+        return np.where(splits == len(self.lengths), 0.0, 1.0 - self._share[splits])
+
+    def _mean_beyond(self, running: FloatArray, values: FloatArray, splits: IntArray) -> FloatArray:
+        """Mean of ``values`` over the long side; nan where there is none."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            beyond = (running[-1] - running[splits]) / (1.0 - self._share[splits])
-            beyond = np.where(splits == len(self.lengths), np.nan, beyond)
-            within = running[splits] / self._share[splits]
+            mean = (running[-1] - running[splits]) / (1.0 - self._share[splits])
+        mean = np.where(splits == len(self.lengths), np.nan, mean)
         # A mean of equal values may round beyond them, and so beyond what a profile covers.
-        low, high = values.min(), values.max()
-        return np.clip(beyond, low, high), np.clip(within, low, high)
+        return np.clip(mean, values.min(), values.max())
+
+    def _mean_within(self, running: FloatArray, values: FloatArray, splits: IntArray) -> FloatArray:
+        """Mean of ``values`` over the short side; nan where there is none."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = running[splits] / self._share[splits]
+        return np.clip(mean, values.min(), values.max())
 
     def _after_each_length(self) -> IntArray:
-        return np.flatnonzero(np.append(np.diff(self._whole) > 0, True)) + 1
+        """0, and the number of lengths up to each distinct one."""
+        return np.flatnonzero(np.concatenate(([True], np.diff(self._whole) > 0, [True])))
 
 
 def remote_rate(
@@ -165,17 +228,21 @@ def local_rates(
     costs: Costs, divisions: Sequence[PdCluster], splits: IntArray, objective: Objective
 ) -> tuple[FloatArray, FloatArray]:
     """Requests a second that one PD cluster carries, divided as each of ``divisions`` says: its
-    prefill and ingress, its decode. # (divisions, splits), (divisions, 1)"""
+    prefill, fabric and ingress, its decode. # (divisions, splits), (divisions, splits)"""
     cluster = divisions[0]
     prefill_counts = np.array([[one.num_prefill] for one in divisions], dtype=np.float64)
     decode_counts = np.array([[one.num_decode] for one in divisions], dtype=np.float64)
+    # An instance prefills and sends at once, so the slower of the two limits it.
+    local_s = np.maximum(
+        costs.local_s(cluster.hardware, splits, objective),
+        costs.staying_bytes(splits, objective) / costs.fabric_bytes_per_s,
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        local_s = costs.local_s(cluster.hardware, splits, objective)
         prefill = np.where(local_s > 0, prefill_counts / local_s, np.inf)
         if costs.remote:
             crossing = costs.crossing_bytes(splits, objective)
             prefill = np.minimum(prefill, cluster.link_bytes_per_s / crossing)
-    return prefill, decode_counts / costs.slots_s(cluster.hardware, objective)
+    return prefill, decode_counts / costs.slots_s(cluster.hardware, splits, objective)
 
 
 def local_rate(
@@ -196,13 +263,19 @@ def stage_rates(costs: Costs, splits: IntArray, objective: Objective) -> StageRa
         _rate(c.num_prefill, float(costs.local_s(c.hardware, splits, objective)[0]))
         for c in costs.local
     )
+    staying = float(costs.staying_bytes(splits, objective)[0])
+    senders = sum(c.num_prefill for c in costs.local)
+    decode = sum(
+        c.num_decode / float(costs.slots_s(c.hardware, splits, objective)[0]) for c in costs.local
+    )
     egress = sum(c.link_bytes_per_s for c in costs.remote)
     ingress = sum(c.link_bytes_per_s for c in costs.local)
     return StageRates(
         prfaas_prefill=_finite(remote) if costs.remote else None,
-        pd_prefill=_finite(local) if any(c.num_prefill for c in costs.local) else None,
-        pd_decode=sum(c.num_decode / costs.slots_s(c.hardware, objective) for c in costs.local),
+        pd_prefill=_finite(local) if senders else None,
+        pd_decode=decode,
         link=min(egress, ingress) / crossing if crossing > 0 else None,
+        fabric=senders * costs.fabric_bytes_per_s / staying if senders and staying > 0 else None,
     )
 
 
@@ -219,19 +292,11 @@ def _running(values: FloatArray) -> FloatArray:
     return np.concatenate(([0.0], np.cumsum(values)))
 
 
-def _moved_bytes(
-    architecture: Architecture, new_tokens: FloatArray, cached_tokens: FloatArray
-) -> FloatArray:
-    """S_kv of what has to move, whole tokens. # (points,)"""
-    new, cached = np.rint(new_tokens), np.rint(cached_tokens)
-    return architecture.moved_bytes_array(new + cached, cached)
-
-
 def _times_mean_cost(
-    share: FloatArray, profile: Profile, mean_new: FloatArray, mean_cached: FloatArray
+    share: FloatArray, cost: Cost, mean_new: FloatArray, mean_cached: FloatArray
 ) -> FloatArray:
-    """share x T(E[l]); 0 where there is no such side."""
-    cost = np.zeros(len(share))
+    """share x cost(E[l]); 0 where there is no such side."""
+    total = np.zeros(len(share))
     some = share > 0
-    cost[some] = share[some] * profile.prefill_s_array(mean_new[some], mean_cached[some])
-    return cost
+    total[some] = share[some] * cost(mean_new[some], mean_cached[some])
+    return total

@@ -7,8 +7,11 @@ from harness.utilisation import Utilisation
 
 #: "paper": T(E[l]) and L_out steps; "exact": E[T(l)] and L_out - 1.
 Objective = Literal["paper", "exact"]
+OBJECTIVES: tuple[Objective, ...] = ("paper", "exact")
+#: The paper's, so that a plan is comparable with its tables; plan, bench and simulate search by it.
+DEFAULT_OBJECTIVE: Objective = "paper"
 #: The stages in the order of ``StageRates``.
-STAGES = ("prfaas_prefill", "pd_prefill", "pd_decode", "link")
+STAGES = ("prfaas_prefill", "pd_prefill", "pd_decode", "link", "fabric")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class StageRates:
     pd_prefill: float | None
     pd_decode: float
     link: float | None
+    fabric: float | None = None
 
     def bottleneck(self) -> tuple[str, float]:
         """The stage that saturates first, and the rate at which it does."""
@@ -35,4 +39,5 @@ class StageRates:
             pd_prefill=self.pd_prefill and rate_req_per_s / self.pd_prefill,
             pd_decode=rate_req_per_s / self.pd_decode,
             link=self.link and rate_req_per_s / self.link,
+            fabric=self.fabric and rate_req_per_s / self.fabric,
         )

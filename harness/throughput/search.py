@@ -1,11 +1,20 @@
 """The threshold and the splits of the PD clusters that maximise Lambda_max: exhaustive.
 
-Every N_p with N_p + N_d fixed and at least one of each, in every PD cluster, and, where both sides
-prefill, up to 4096 thresholds taken from the length distribution, then every length between the
-neighbours of the best of them. For a given threshold the PD clusters do not depend on one another,
-so that each chooses its own best split.
+Every N_p with N_p + N_d fixed and at least one N_d, in every PD cluster, and, where there is a
+PrfaaS cluster, up to 4096 thresholds taken from the length distribution, from 0 (everything
+crosses) to the workload's longest prompt (nothing does), then every length between the neighbours
+of the best of them. The deployment's own threshold is among them, so that what is found carries no
+less than what was given. For a given threshold the PD clusters do not depend on one another, so
+that each chooses its own best split. N_p = 0 leaves nobody to prefill what stays, and so goes with
+threshold 0.
+
+Ties, by the order in which they are told apart: Lambda_max within 1e-9 of the most; then the most
+prefill capacity, that of the smaller side of the threshold (decode limits a whole range of t, and
+the middle of it has the shorter queues); then the lower threshold. At one threshold: the most
+prefill capacity, then the smaller N_p.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,11 +25,10 @@ from harness.throughput.costs import (
     Costs,
     FloatArray,
     IntArray,
-    local_rate,
     local_rates,
     remote_rate,
 )
-from harness.throughput.rates import STAGES, Objective
+from harness.throughput.rates import DEFAULT_OBJECTIVE, OBJECTIVES, STAGES, Objective
 from harness.workload import LengthDistribution, length_distribution
 
 #: Plans whose Lambda_max differ by less than this share are told apart by their prefill capacity.
@@ -31,11 +39,13 @@ _TIE = 1e-9
 class Grid:
     """Lambda_max of the first PD cluster's splits over thresholds, the other clusters as planned.
 
-    ``stage`` names what saturates first. # threshold_tokens (T,), num_prefill (S,), the rest (S, T)
+    ``stage`` names what saturates first; ``best_threshold_tokens`` are the search's for each split.
+    # threshold_tokens (T,), num_prefill and best_threshold_tokens (S,), the rest (S, T)
     """
 
     threshold_tokens: FloatArray
     num_prefill: tuple[int, ...]
+    best_threshold_tokens: FloatArray
     lambda_max_req_per_s: FloatArray
     stage: tuple[tuple[str, ...], ...]
 
@@ -43,25 +53,20 @@ class Grid:
 def solve(
     scenario: Scenario,
     deployment: Deployment,
-    objective: Objective = "exact",
+    objective: Objective = DEFAULT_OBJECTIVE,
     lengths: LengthDistribution | None = None,
 ) -> Deployment:
     """The same instances with the threshold and the N_p / N_d that maximise Lambda_max.
 
-    ``objective`` chooses the equations to maximise; "exact" by default, since a plan is run on a
-    queue. Among equals (decode limits a whole range of t) the one with most prefill capacity wins.
-    Without local prefill there is nothing to choose.
+    ``objective`` chooses the equations to maximise. A deployment without local prefill and without
+    a threshold leaves nothing to choose; one that came out of a search without local prefill has
+    threshold 0, and is searched again like any other. Ties as said above.
     """
-    if deployment.num_prefill == 0:
-        return deployment
     costs = Costs(scenario, deployment, lengths or length_distribution(scenario))
-    splits = costs.candidates()
+    if not costs.divides:
+        return deployment
+    splits = _refined(costs, deployment, lambda at: np.array([_Best.of(costs, at, objective).at]))
     best = _Best.of(costs, splits, objective)
-    if len(splits) > 1:
-        at = best.at
-        low, high = splits[max(at - 1, 0)], splits[min(at + 1, len(splits) - 1)]
-        splits = costs.between(int(low), int(high))
-        best = _Best.of(costs, splits, objective)
     threshold = int(costs.thresholds(splits)[best.at]) if costs.remote else None
     first, *more = best.clusters
     return replace(
@@ -71,6 +76,20 @@ def solve(
         num_decode=first.num_decode,
         more_pd=tuple(more),
     )
+
+
+def _refined(
+    costs: Costs, deployment: Deployment, best_of: Callable[[IntArray], IntArray]
+) -> IntArray:
+    """Every split between the neighbours of the best candidates, of which ``best_of`` says the
+    places."""
+    splits = costs.candidates(deployment)
+    best = best_of(splits)
+    windows = [splits[best]]  # what was given need not end at a length
+    for at in best.tolist():
+        low, high = splits[max(at - 1, 0)], splits[min(at + 1, len(splits) - 1)]
+        windows.append(costs.between(int(low), int(high)))
+    return np.unique(np.concatenate(windows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +105,32 @@ class _Best:
         total, spare = np.zeros(len(splits)), np.zeros(len(splits))
         choices = []
         for cluster in costs.local:
-            options = divisions(cluster)
+            options = divisions(costs, cluster)
             prefill, decode = local_rates(costs, options, splits, objective)
             carried = np.minimum(prefill, decode)  # (divisions, splits)
             chosen = _preferred(carried, prefill)  # (splits,)
             total += np.take_along_axis(carried, chosen[np.newaxis], 0)[0]
             spare += np.take_along_axis(prefill, chosen[np.newaxis], 0)[0]
             choices.append((options, chosen))
-        lambda_max = np.minimum(remote, total)
-        equal = lambda_max >= lambda_max.max() * (1 - _TIE)
-        at = int(np.argmax(np.where(equal, np.minimum(remote, spare), -1.0)))
+        at = int(_preferred(np.minimum(remote, total), np.minimum(remote, spare)))
         return _Best(at, tuple(options[chosen[at]] for options, chosen in choices))
 
 
-def divisions(cluster: PdCluster) -> tuple[PdCluster, ...]:
-    """The ways to divide a PD cluster's instances; one only where it does not prefill."""
-    if cluster.num_prefill == 0:
+def divisions(costs: Costs, cluster: PdCluster) -> tuple[PdCluster, ...]:
+    """The ways to divide a PD cluster's instances; one only where there is no split to choose."""
+    if not costs.divides:
         return (cluster,)
     total = cluster.num_prefill + cluster.num_decode
-    return tuple(replace(cluster, num_prefill=n, num_decode=total - n) for n in range(1, total))
+    # Without a PrfaaS cluster somebody has to prefill here.
+    return tuple(
+        replace(cluster, num_prefill=n, num_decode=total - n)
+        for n in range(0 if costs.remote else 1, total)
+    )
 
 
 def _preferred(carried: FloatArray, prefill: FloatArray) -> IntArray:
-    """The division that carries most at each split; among equals the one with most prefill."""
+    """Along the first axis the place that carries most; among equals the one with most prefill,
+    and the first of those."""
     equal = carried >= carried.max(axis=0) * (1 - _TIE)
     return np.asarray(np.argmax(np.where(equal, prefill, -1.0), axis=0))
 
@@ -120,29 +142,53 @@ def capacity_grid(
     lengths: LengthDistribution | None = None,
     points: int = 200,
 ) -> Grid:
-    """Lambda_max over t and N_p, ``points`` thresholds spread over the shares of the lengths.
+    """Lambda_max over t > 0 and N_p > 0, ``points`` thresholds spread over the shares of lengths.
 
-    The deployment's own threshold is among them. For deployments where both sides prefill.
+    The deployment's own threshold is among them, and the best of each N_p by either objective, as
+    the search finds it. For deployments where both sides prefill.
     """
     assert deployment.num_prfaas > 0, "a grid over t needs two clusters that prefill"
     assert deployment.num_prefill > 0, "a grid over t needs two clusters that prefill"
     costs = Costs(scenario, deployment, lengths or length_distribution(scenario))
-    splits = costs.candidates()
-    spread = np.linspace(0, len(splits) - 1, min(points, len(splits))).round().astype(np.int64)
-    splits = np.union1d(splits[spread], costs.planned(deployment))
+    options = tuple(one for one in divisions(costs, costs.local[0]) if one.num_prefill)
+
+    def best_splits(equations: Objective) -> IntArray:
+        def best_of(splits: IntArray) -> IntArray:
+            rates = _grid_rates(costs, options, splits, equations)
+            return _preferred(*(one.T for one in rates))
+
+        fine = _refined(costs, deployment, best_of)
+        return fine[best_of(fine)]
+
+    best = {equations: best_splits(equations) for equations in OBJECTIVES}
+    coarse = costs.candidates(deployment)
+    spread = np.linspace(0, len(coarse) - 1, min(points, len(coarse))).round().astype(np.int64)
+    # By either objective, so that grids of both have the same thresholds.
+    splits = np.unique(np.concatenate([coarse[spread], *best.values(), costs.planned(deployment)]))
     splits = splits[splits > 0]
-    remote = remote_rate(costs, costs.remote, splits, objective)
-    rest = np.zeros(len(splits))
-    for cluster in costs.local[1:]:
-        rest += local_rate(costs, cluster, splits, objective)
-    options = divisions(costs.local[0])
-    first = np.minimum(*local_rates(costs, options, splits, objective))
     return Grid(
         threshold_tokens=costs.thresholds(splits),
         num_prefill=tuple(option.num_prefill for option in options),
-        lambda_max_req_per_s=np.minimum(remote, first + rest),
+        best_threshold_tokens=costs.thresholds(best[objective]),
+        lambda_max_req_per_s=_grid_rates(costs, options, splits, objective)[0],
         stage=tuple(_stages(costs, option, splits, objective) for option in options),
     )
+
+
+def _grid_rates(
+    costs: Costs, options: Sequence[PdCluster], splits: IntArray, objective: Objective
+) -> tuple[FloatArray, FloatArray]:
+    """Lambda_max, and what prefill alone would carry, with the first PD cluster divided in each
+    way. # (divisions, splits) both"""
+    remote = remote_rate(costs, costs.remote, splits, objective)
+    rest, rest_prefill = np.zeros(len(splits)), np.zeros(len(splits))
+    for cluster in costs.local[1:]:
+        prefill, decode = local_rates(costs, (cluster,), splits, objective)
+        rest += np.minimum(prefill, decode)[0]
+        rest_prefill += prefill[0]
+    prefill, decode = local_rates(costs, options, splits, objective)
+    carried = np.minimum(remote, np.minimum(prefill, decode) + rest)
+    return carried, np.minimum(remote, prefill + rest_prefill)
 
 
 def _stages(
@@ -160,6 +206,8 @@ def _stages(
             sum(c.link_bytes_per_s for c in costs.remote),
             sum(c.link_bytes_per_s for c in clusters),
         )
-        decode = sum(c.num_decode / costs.slots_s(c.hardware, objective) for c in clusters)
-        rates = [remote, local, np.full(len(splits), decode), egress / crossing]
+        decode = sum(c.num_decode / costs.slots_s(c.hardware, splits, objective) for c in clusters)
+        senders = sum(c.num_prefill for c in clusters)
+        fabric = senders * costs.fabric_bytes_per_s / costs.staying_bytes(splits, objective)
+        rates = [remote, local, decode, egress / crossing, fabric]
     return tuple(STAGES[i] for i in np.argmin(np.stack(rates), axis=0))

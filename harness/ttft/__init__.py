@@ -2,7 +2,7 @@
 
 A request's way is that of ``harness.simulator``; every stage is a queue of ``harness.queueing``:
 
-    ttft_s = hop + prefill wait + T_prefill + exposed transfer + hop + decode admission
+    ttft_s = hop out + prefill wait + T_prefill + exposed transfer + hop back + decode admission
 
 * Prefill: the instances of a cluster are one G/G/c queue (least remaining work is first come first
   served at a central queue), fed by what the threshold sends there.
@@ -13,8 +13,9 @@ A request's way is that of ``harness.simulator``; every stage is a queue of ``ha
       at the end           W_R + b / R
 
   The link is a G/G/1 queue of whole KVs, whose wait layer by layer first uses up what prefill
-  leaves of the time. Inside the PD cluster each sender has a path of its own and W_R is 0. A hop is
-  half a round trip where the route crosses, else 0.
+  leaves of the time. Inside the PD cluster each sender has a path of its own, a G/G/1 queue of the
+  requests of that sender (``harness.ttft.queues``). Where the route crosses the first hop is the
+  link's delay from near to far and the second that from far to near, else both are 0.
 * Decode: the slots of a cluster are one G/G/c queue with (output_tokens - 1) steps of service. The
   scheduler chooses an instance at dispatch, which waits a little longer.
 * Link and decode see what leaves prefill. Over the time x that matters to them its index of
@@ -37,6 +38,7 @@ from collections.abc import Sequence
 from harness.deployment import Deployment
 from harness.scenario import Scenario
 from harness.ttft.accuracy import Accuracy
+from harness.ttft.arrivals import workload_stream
 from harness.ttft.model import Parts, RouteTtft, Ttft, TtftModel, TtftPoint
 from harness.workload import LengthDistribution
 
@@ -49,6 +51,7 @@ __all__ = [
     "TtftPoint",
     "predict_ttft",
     "ttft_curve",
+    "workload_stream",
 ]
 
 

@@ -20,8 +20,9 @@ and where prefill is not what limits, ``--simulator --cv 1 2 --requests 25000 --
         --set scheduling.admission=reserve_first
 
 A figure is the largest |model / simulation - 1| over the deployments and, of on-off arrivals and
-traces, over the cases; the noise of the simulation is in it. Other instance counts and lengths were
-not measured.
+traces, over the cases; the noise of the simulation is in it. Beyond what is listed here (other
+instance counts and spreads of service, longer bursts, a stage that limits by far) nothing was
+measured, and no figure is given.
 """
 
 import math
@@ -30,12 +31,21 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 from harness.burstiness import OnOff, Recorded
-from harness.queueing import Arrivals, Renewal
+from harness.queueing import STABLE_LOAD, Arrivals, Renewal
 from harness.utilisation import Utilisation
 
 #: What is promised of the mean up to a load: the error by CV of the gaps.
 PROMISED_LOAD = 0.85
 PROMISED = {1.0: 0.05, 2.0: 0.15}
+
+#: What the deployments of the measurement span: prefill instances, and scv of service times.
+MEASURED_INSTANCES = (3, 10)
+MEASURED_SERVICE_SCV = (0.05, 0.75)
+#: Bursts of the on-off cases: seconds in each state, and the rate in the on state over the mean.
+MEASURED_STATE_S = (2.0, 300.0)
+MEASURED_ON_RATE = 3.0
+#: By how much the stage that limited was busier than prefill, with some room.
+MEASURED_LEAD = {"pd_decode": 1.6, "link": 1.25}
 
 #: A load of 0.85 comes back from its rate as 0.8500000001.
 _ROUNDING = 1e-3
@@ -159,6 +169,13 @@ OTHERWISE: dict[str, dict[float, dict[float, Errors]]] = {
 }
 
 
+_LIMITED = {
+    "pd_decode": "limited by pd_decode",
+    "link": "limited by link",
+    "reserve_first": "with reserve_first",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """``measured`` are the larger errors of the measured loads on both sides, at the least measured
@@ -170,28 +187,81 @@ class Accuracy:
     note: str | None
 
 
-def accuracy(arrivals: Arrivals, utilisation: Utilisation, otherwise: str | None) -> Accuracy:
+def accuracy(
+    arrivals: Arrivals,
+    utilisation: Utilisation,
+    otherwise: str | None,
+    beyond: str | None = None,
+) -> Accuracy:
     """For a deployment that is used so. ``otherwise``: what sets it apart from those of the
-    measurement, if anything does."""
+    measurement, if anything does; ``beyond``: what of it no measurement has."""
     stage, load = utilisation.busiest()
-    if load >= 1:
+    if load >= STABLE_LOAD:
         why = f"No TTFT: {stage} is offered {load:.3g} of what it can do, so its queue only grows."
         return Accuracy(None, None, why)
     if otherwise is None and load > _LEAST_LOAD and stage not in ("prfaas_prefill", "pd_prefill"):
         otherwise = stage
+    if otherwise is not None and otherwise not in OTHERWISE:
+        beyond = otherwise
+    beyond = beyond or _beyond_bursts(arrivals) or _beyond_lead(utilisation, stage, otherwise)
+    if beyond is not None:
+        return Accuracy(None, None, f"Accuracy not measured here: {beyond}.")
     measured = _measured(arrivals, load, otherwise)
-    said = f"{_named(arrivals)}{f' and {otherwise}' if otherwise else ''} at a load of {load:.0%}"
+    said = f"{_named(arrivals)}{f', {_LIMITED[otherwise]},' if otherwise in _LIMITED else ''}"
+    said += f" at a load of {load:.0%}"
     if measured is None:
-        return Accuracy(None, None, f"Not measured with {said}.")
+        return Accuracy(None, None, f"Accuracy not measured here: {said}.")
     promised = _promised(arrivals, load) if otherwise is None else None
     if promised is not None:
         return Accuracy(promised, measured, None)
     return Accuracy(
         None,
         measured,
-        f"Not promised with {said}; in simulation the mean was within {measured.mean:.1%}, P99 "
-        f"within {measured.p99:.1%}. Promised is a mean within 5 % at CV 1 and 15 % at CV 2, where "
-        f"prefill limits, up to a load of {PROMISED_LOAD:.0%}.",
+        f"Measured on the paper's case study with {said}: the mean within {measured.mean:.1%} of "
+        f"simulation, P99 within {measured.p99:.1%}. No bound is promised.",
+    )
+
+
+def beyond_instances(routes: Iterable[tuple[int, float]]) -> str | None:
+    """What no measurement has of prefill, by (instances, scv of service times) of each cluster."""
+    for count, scv in routes:
+        least, most = MEASURED_INSTANCES
+        if not least <= count <= most:
+            return f"{count} prefill instances in a cluster, where {least} to {most} were"
+        least_scv, most_scv = MEASURED_SERVICE_SCV
+        if not least_scv <= scv <= most_scv:
+            return (
+                f"prefill times with a squared coefficient of variation of {scv:.2g}, where "
+                f"{least_scv:g} to {most_scv:g} were"
+            )
+    return None
+
+
+def _beyond_bursts(arrivals: Arrivals) -> str | None:
+    if not isinstance(arrivals, OnOff):
+        return None
+    least_s, most_s = MEASURED_STATE_S
+    states = (arrivals.on_duration_s, arrivals.off_duration_s)
+    slow_or_fast = any(not least_s <= state_s <= most_s for state_s in states)
+    if not slow_or_fast and arrivals.on_rate_multiple <= MEASURED_ON_RATE:
+        return None
+    return (
+        f"on-off arrivals of {states[0]:g} s and {states[1]:g} s with {arrivals.on_rate_multiple:g}"
+        f" times the mean rate, where {least_s:g} to {most_s:g} s and up to {MEASURED_ON_RATE:g} "
+        "times were"
+    )
+
+
+def _beyond_lead(utilisation: Utilisation, stage: str, otherwise: str | None) -> str | None:
+    """Whether the stage that limits leaves prefill idler than was measured."""
+    most = MEASURED_LEAD.get(stage) if otherwise == stage else None
+    loads = utilisation.by_stage()
+    prefill = max(loads.get("prfaas_prefill", 0.0), loads.get("pd_prefill", 0.0))
+    if most is None or loads[stage] <= most * prefill:
+        return None
+    return (
+        f"{stage} used at {loads[stage]:.0%} where prefill is at {prefill:.0%}; up to {most:g} "
+        "times as much was"
     )
 
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from harness.core import PD, PRFAAS
 from harness.deployment import Deployment
-from harness.queueing import Branch, sojourn_quantiles
+from harness.queueing import Arrivals, Branch, sojourn_quantiles
 from harness.scenario import Scenario
-from harness.ttft.accuracy import Accuracy, accuracy
+from harness.ttft.accuracy import Accuracy, accuracy, beyond_instances
 from harness.ttft.arrivals import workload_stream
 from harness.ttft.queues import Met, Queues
 from harness.ttft.stages import FloatArray, decode_stages, prefill_routes
@@ -86,11 +86,12 @@ class TtftModel:
         scenario: Scenario,
         deployment: Deployment,
         lengths: LengthDistribution | None = None,
+        stream: tuple[Arrivals, float] | None = None,
     ) -> None:
-        """``lengths`` default to the scenario's. ScenarioError where a profile does not cover
-        them."""
+        """``lengths`` and ``stream`` (that of ``workload_stream``) default to the scenario's.
+        ScenarioError where a profile does not cover the lengths."""
         lengths = lengths or length_distribution(scenario)
-        arrivals, steps_scv = workload_stream(scenario)
+        arrivals, steps_scv = stream or workload_stream(scenario)
         routes, service_s, weights = prefill_routes(scenario, deployment, lengths)
         self._queues = Queues(
             routes=routes,
@@ -100,6 +101,9 @@ class TtftModel:
             layerwise=scenario.transport.layerwise,
         )
         self._otherwise = _otherwise(scenario, deployment)
+        self._beyond = beyond_instances(
+            (one.station.num_instances, one.service.scv) for one in routes if one.share > 0
+        )
         self._service_mean_s = float((weights * service_s).sum())
         self._service_quantiles_s = _weighted_quantiles(service_s, weights)
 
@@ -142,7 +146,7 @@ class TtftModel:
         )
 
     def _accuracy(self, utilisation: Utilisation) -> Accuracy:
-        return accuracy(self._queues.arrivals, utilisation, self._otherwise)
+        return accuracy(self._queues.arrivals, utilisation, self._otherwise, self._beyond)
 
 
 def _otherwise(scenario: Scenario, deployment: Deployment) -> str | None:

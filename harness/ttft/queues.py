@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import gammaincinv
 
-from harness.queueing import NO_WAIT, Arrivals, Renewal, Service, Wait, mixture
+from harness.queueing import NO_WAIT, STABLE_LOAD, Arrivals, Renewal, Service, Wait, mixture
 from harness.settings import Scheduling
 from harness.ttft.stages import Decode, Route
 from harness.utilisation import Utilisation
@@ -15,6 +16,11 @@ FloatArray = npt.NDArray[np.float64]
 
 #: Rounds in which the time that matters downstream and the dispersion over it are made to agree.
 _ROUNDS = 3
+#: A path of the fabric that is used less has no queue worth the name.
+_IDLE_PATH = 0.02
+_HALVINGS = 40
+_TURN_POINTS = 32
+_EVEN_SCV = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Met:
     def transfer_s(self, layerwise: bool) -> float:
         """Mean exposed transfer, round trip included."""
         alone = float(self.route.points.weights @ alone_s(self.route, layerwise))
-        return exposed(self.route, self.link, layerwise).mean_s + alone + 2 * self.route.hop_s
+        return exposed(self.route, self.link, layerwise).mean_s + alone + self.route.hops_s
 
 
 def alone_s(route: Route, layerwise: bool) -> FloatArray:
@@ -90,11 +96,11 @@ class Queues:
         """By route; nothing where a stage is not stable. With ``reserve_first`` a slot is held from
         before prefill, and the utilisation of decode counts it."""
         utilisation = self.utilisation(rate_req_per_s)
-        if utilisation.busiest()[1] >= 1:
+        if utilisation.busiest()[1] >= STABLE_LOAD:
             return (), utilisation
         arrivals = self.arrivals.at_rate(rate_req_per_s)
         flows = [_Flow.into(route, arrivals) for route in self.routes]
-        links = [flow.link_wait() if flow.route.station.crosses else NO_WAIT for flow in flows]
+        paths = [flow.path_wait() for flow in flows]
         if self.scheduling.admission == "push_then_admit":
             decodes = [_decode_wait(one, arrivals, flows) for one in self.decodes]
         else:
@@ -102,11 +108,11 @@ class Queues:
             held = [one.held_too(before) for one in self.decodes]
             load = max(rate_req_per_s * one.share * one.hold.mean_s / one.slots for one in held)
             utilisation = replace(utilisation, pd_decode=load)
-            if load >= 1:
+            if load >= STABLE_LOAD:
                 return (), utilisation
             decodes = [arrivals.part(0, one.share).wait(one.hold, one.slots) for one in held]
         return tuple(
-            self._route_met(flow, link, decodes) for flow, link in zip(flows, links, strict=True)
+            self._route_met(flow, path, decodes) for flow, path in zip(flows, paths, strict=True)
         ), utilisation
 
     def _route_met(self, flow: "_Flow", link: Wait, decodes: Sequence[Wait]) -> Met:
@@ -114,7 +120,7 @@ class Queues:
         decode = (
             mixture(decodes, [one.share for one in self.decodes]) if own is None else decodes[own]
         )
-        total, rest_s = flow.wait, route.points.prefill_s + 2 * route.hop_s
+        total, rest_s = flow.wait, route.points.prefill_s + route.hops_s
         if self.scheduling.ttft_source == "decode":
             total = total.plus(exposed(route, link, self.layerwise))
             rest_s = rest_s + alone_s(route, self.layerwise)
@@ -129,7 +135,7 @@ class Queues:
         mean_s = second_s2 = 0.0
         for route in self.routes:
             weights = route.points.weights
-            held_s = route.points.prefill_s + alone_s(route, self.layerwise) + 2 * route.hop_s
+            held_s = route.points.prefill_s + alone_s(route, self.layerwise) + route.hops_s
             mean_s += route.share * float(weights @ held_s)
             second_s2 += route.share * float(weights @ held_s**2)
         return Service(mean_s, second_s2 / mean_s**2 - 1)
@@ -156,13 +162,54 @@ class _Flow:
         spread = load * (dispersion + service.scv)
         return spread / (spread + (1 - load) ** 2 * rate * window_s)
 
-    def link_wait(self) -> Wait:
+    def path_wait(self) -> Wait:
+        """For the path that KV takes, which prefill hides the beginning of."""
+        if not self.route.station.crosses:
+            return self._own_path_wait()
         window_s, dispersion = _relevant(self.stream, self.route.sending, 1)
         own = self.smoothing(window_s, dispersion)
         leaving = Renewal(
             self.stream.rate_req_per_s, (1 - own) * dispersion + own * self.route.service.scv
         )
         return leaving.wait(self.route.sending, 1)
+
+    def _own_path_wait(self) -> Wait:
+        """On the fabric, where each of c instances has a path of its own.
+
+        Instances take turns, but none gets a request while it prefills: with G the sum of c gaps,
+        shortened so that E[max(G, T)] = c / rate, a path is a G/G/1 queue with gaps max(G, T) whose
+        variance counts as Var[S - max(G, T)], since long prompts both send and prefill for long.
+        """
+        route, sending = self.route, self.route.sending
+        paths, points = route.station.num_instances, route.points
+        every_s = paths / self.stream.rate_req_per_s
+        if sending.mean_s / every_s < _IDLE_PATH:
+            return NO_WAIT
+        _, dispersion = _relevant(self.stream, sending, paths)
+        turns = _gamma_quantiles(dispersion / paths)
+        share = points.weights[:, np.newaxis] / len(turns)  # (points, quantiles)
+        low_s, high_s = 0.0, every_s
+        for _ in range(_HALVINGS):
+            turn_s = 0.5 * (low_s + high_s)
+            gaps_s = np.maximum(turn_s * turns, points.prefill_s[:, np.newaxis])
+            too_long = float((share * gaps_s).sum()) > every_s
+            low_s, high_s = (low_s, turn_s) if too_long else (turn_s, high_s)
+        between_s2 = float((share * (gaps_s - every_s) ** 2).sum())
+        sending_s2 = sending.scv * sending.mean_s**2
+        net_s = points.sending_s[:, np.newaxis] - gaps_s
+        net_s2 = float((share * (net_s - (share * net_s).sum()) ** 2).sum())
+        kept = net_s2 / (between_s2 + sending_s2) if between_s2 + sending_s2 > 0 else 0.0
+        arriving = Renewal(1 / every_s, kept * between_s2 / every_s**2)
+        return arriving.wait(replace(sending, scv=kept * sending.scv), 1)
+
+
+def _gamma_quantiles(scv: float) -> FloatArray:
+    """Midpoints of a gamma law of mean 1."""
+    middles = (np.arange(_TURN_POINTS) + 0.5) / _TURN_POINTS
+    if scv < _EVEN_SCV:
+        return np.ones(1)
+    quantiles = gammaincinv(1 / scv, middles) * scv
+    return np.asarray(quantiles / quantiles.mean())
 
 
 def _decode_wait(decode: Decode, arrivals: Arrivals, flows: Sequence[_Flow]) -> Wait:

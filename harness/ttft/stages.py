@@ -58,12 +58,12 @@ class Station:
 @dataclass(frozen=True, slots=True)
 class Route:
     """A station and the requests it gets: those with a mark in [low, high), marks being uniform on
-    [0, 1). ``hop_s`` is the one-way delay to it."""
+    [0, 1). ``hops_s`` is the delay out to it and back from it."""
 
     station: Station
     low: float
     high: float
-    hop_s: float
+    hops_s: float
     service: Service
     sending: Service
     points: Points
@@ -217,7 +217,7 @@ def _route(
         station=station,
         low=marks[0],
         high=marks[1],
-        hop_s=scenario.link.rtt_s / 2 if station.crosses else 0.0,
+        hops_s=scenario.link.rtt_s if station.crosses else 0.0,
         service=_service(prefill_s, requests.weights),
         sending=_service(sending_s, requests.weights),
         points=Points(columns[0], columns[1], columns[2], columns[3], weights),
