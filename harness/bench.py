@@ -129,7 +129,8 @@ def _run_cells(
             say(f"{cell.name}: starting workers and gateway")
             deployment = scenario.deployments[cell.deployment]
             with LocalTestbed(scenario, deployment, run, cell, link) as testbed:
-                log.change(machine=log.manifest.machine | {"priority": testbed.priority})
+                told = {"priority": testbed.priority, "tcp": testbed.tcp}
+                log.change(machine=log.manifest.machine | told)
 
                 def on_progress(sent: int, done: int, failed: int, name: str = cell.name) -> None:
                     progress(name, len(prepared.schedule), sent, done, failed)

@@ -1,18 +1,23 @@
 """``python -m harness.engine``: a worker process, configured by its first line of stdin."""
 
+import dataclasses
 import sys
 
 from harness.child import each_order, open_orders, read_config, run_child, settle, tell
 from harness.engine.config import EngineConfig
 from harness.engine.worker import Worker
+from harness.transport.socket_options import kernel_tcp, settle_tcp
 
 
 async def work() -> None:
     """Serve until stdin ends."""
     orders = await open_orders()
     config = await read_config(orders, EngineConfig)
+    # A network of the run's own is set so that no pause or earlier connection decides how fast KV
+    # is sent; one that others use too is left as it is, and recorded.
+    tcp = settle_tcp()[1] if config.own_network else kernel_tcp()
     async with Worker(config) as worker:
-        tell("ready", ports=worker.ports, kv_port=worker.kv_port)
+        tell("ready", ports=worker.ports, kv_port=worker.kv_port, tcp=dataclasses.asdict(tcp))
         async for order in each_order(orders):
             worker.kv_routes = {
                 bootstrap: (str(host), int(port))

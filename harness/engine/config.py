@@ -23,6 +23,7 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     cluster: str
     address: str
+    own_network: bool
     instances: list[InstanceConfig]
     profiles: dict[str, ProfileSource]
     architecture: str

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from harness.core import PD, PRFAAS, EngineError, Instance, LoadError
 from harness.deployment import Deployment
@@ -73,6 +73,8 @@ class LocalTestbed:
         self.gateway_key = secrets.token_urlsafe(24)
         self._gateway: Child | None = None
         self.gateway_port = 0
+        #: TCP's settings in each cluster's network, for the record.
+        self.tcp: dict[str, Any] = {}
 
     @property
     def priority(self) -> str:
@@ -110,6 +112,7 @@ class LocalTestbed:
             cluster: self._children.wait_for(worker, "ready", READY_TIMEOUT_S)
             for cluster, worker in workers.items()
         }
+        self.tcp = {cluster: answer["tcp"] for cluster, answer in ready.items()}
         addresses = {
             instance.name: self._near_view(
                 instance, int(ready[instance.cluster]["ports"][instance.name])
@@ -158,6 +161,7 @@ class LocalTestbed:
         config = EngineConfig(
             cluster=cluster,
             address=site.address,
+            own_network=site.namespace is not None,
             instances=[InstanceConfig(i.name, i.role, i.hardware) for i in instances],
             profiles=self._profiles(),
             architecture=str(scenario.model.architecture.path.absolute()),
