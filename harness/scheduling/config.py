@@ -2,20 +2,22 @@
 
 Expected exposed transfer of a request alone on its path (seconds after the end of prefill):
 
-    layer-wise:  max(b_last / R, S_kv / R - T_prefill (L - 1) / L) + delay
+    layer-wise:  max_k (T_prefill (k + 1) / L + sum_{j >= k} b_j / R) - T_prefill + delay
     at the end:  S_kv / R + delay
 
-with L layers, b_last bytes in the last one and R the path's rate: either the last layer is all that
-is left, or the path has been busy since the first layer was ready. It equals the queue of
-``harness.kv_path`` for layers of one size and only guides the choice of a decode instance.
+with L layers of b_j bytes and R the path's rate. It equals the queue of ``harness.kv_path`` for a
+request alone, and only guides the choice of a decode instance.
 """
 
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+
 from harness.architecture import Architecture
 from harness.core import ScenarioError
 from harness.deployment import Deployment
+from harness.kv_path import LayerSizes
 from harness.scenario import Scenario
 from harness.scheduling.scheduler import SchedulerConfig, no_transfer
 from harness.settings import Workload
@@ -73,17 +75,18 @@ def transfer_tail_function(
 
     ``link_delay_s``: of the direction that KV takes, from far to near.
     """
-    layers = architecture.layers
-    total_bytes = kv_bytes_function(architecture)
-    share_before_last = (len(layers) - 1) / len(layers)
+    sizes_of = LayerSizes(architecture)
+    shares = np.arange(1.0, sizes_of.num_layers + 1) / sizes_of.num_layers
     rates = {True: link_bytes_per_s, False: fabric_bytes_per_s}
     delays = {True: link_delay_s, False: 0.0}
 
     def tail_s(input_tokens: int, prefill_s: float, crosses: bool) -> float:
-        sending_s = total_bytes(input_tokens) / rates[crosses]
+        sizes_bytes = sizes_of(input_tokens)
         if layerwise:
-            last_s = layers[-1].kv_bytes(input_tokens) / rates[crosses]
-            sending_s = max(last_s, sending_s - prefill_s * share_before_last)
+            left_s = np.cumsum(sizes_bytes[::-1])[::-1] / rates[crosses]
+            sending_s = float((shares * prefill_s + left_s).max()) - prefill_s
+        else:
+            sending_s = float(sizes_bytes.sum()) / rates[crosses]
         return sending_s + delays[crosses]
 
     return tail_s

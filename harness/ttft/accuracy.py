@@ -178,13 +178,16 @@ _LIMITED = {
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """``measured`` are the larger errors of the measured loads on both sides, at the least measured
-    CV that is not below the one asked for; ``promised`` is the error of the mean that the project
-    stands for. None where there is none. ``note`` says what to mind, if anything."""
+    """``measured`` are the larger errors of the measured loads on both sides, ``measured_loads``,
+    at the least measured CV that is not below the one asked for. Below the least load that was
+    measured they are those of that one, where more waits. ``promised`` is the error of the mean
+    that the project stands for. None where there is none. ``note`` says what to mind, if
+    anything."""
 
     promised: float | None
     measured: Errors | None
     note: str | None
+    measured_loads: tuple[float, float] | None = None
 
 
 def accuracy(
@@ -206,19 +209,23 @@ def accuracy(
     beyond = beyond or _beyond_bursts(arrivals) or _beyond_lead(utilisation, stage, otherwise)
     if beyond is not None:
         return Accuracy(None, None, f"Accuracy not measured here: {beyond}.")
-    measured = _measured(arrivals, load, otherwise)
+    found = _measured(arrivals, load, otherwise)
     said = f"{_named(arrivals)}{f', {_LIMITED[otherwise]},' if otherwise in _LIMITED else ''}"
     said += f" at a load of {load:.0%}"
-    if measured is None:
+    if found is None:
         return Accuracy(None, None, f"Accuracy not measured here: {said}.")
+    measured, loads = found
     promised = _promised(arrivals, load) if otherwise is None else None
     if promised is not None:
-        return Accuracy(promised, measured, None)
+        return Accuracy(promised, measured, None, loads)
+    if load < loads[0] - _ROUNDING:
+        said += f" (the least measured, {loads[0]:.0%})"
     return Accuracy(
         None,
         measured,
         f"Measured on the paper's case study with {said}: the mean within {measured.mean:.1%} of "
         f"simulation, P99 within {measured.p99:.1%}. No bound is promised.",
+        loads,
     )
 
 
@@ -272,7 +279,10 @@ def _promised(arrivals: Arrivals, load: float) -> float | None:
     return None if cv is None else PROMISED[cv]
 
 
-def _measured(arrivals: Arrivals, load: float, otherwise: str | None) -> Errors | None:
+def _measured(
+    arrivals: Arrivals, load: float, otherwise: str | None
+) -> tuple[Errors, tuple[float, float]] | None:
+    """The errors, and between which measured loads they are taken."""
     table: dict[float, Errors] = {}
     if isinstance(arrivals, Renewal):
         by_cv = GAMMA if otherwise is None else OTHERWISE.get(otherwise, {})
@@ -287,7 +297,7 @@ def _measured(arrivals: Arrivals, load: float, otherwise: str | None) -> Errors 
         return None
     below = max((known for known in table if known <= load + _ROUNDING), default=above)
     pairs = zip(astuple(table[below]), astuple(table[above]), strict=True)
-    return Errors(*(max(pair) for pair in pairs))
+    return Errors(*(max(pair) for pair in pairs)), (below, above)
 
 
 def _at_least(keys: Iterable[float], value: float) -> float | None:

@@ -50,7 +50,7 @@ def alone_s(route: Route, layerwise: bool) -> FloatArray:
     points = route.points
     if not layerwise:
         return points.sending_s
-    return np.maximum(points.last_layer_s, points.sending_s - points.hidden_s)
+    return points.alone_s
 
 
 def exposed(route: Route, link: Wait, layerwise: bool) -> Wait:
@@ -58,7 +58,7 @@ def exposed(route: Route, link: Wait, layerwise: bool) -> Wait:
     if not layerwise:
         return link
     points = route.points
-    slack_s = np.maximum(points.last_layer_s - points.sending_s + points.hidden_s, 0.0)
+    slack_s = np.maximum(points.alone_s - points.sending_s + points.hidden_s, 0.0)
     return link.excess(slack_s, points.weights)
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from harness.architecture import Architecture
 from harness.deployment import Deployment
 from harness.queueing import Service
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_batch, decode_step_s
 from harness.throughput.costs import Costs, local_rate, remote_rate
+from harness.transfer_model import exposure, prefill_pieces
 from harness.workload import LengthDistribution
 
 FloatArray = npt.NDArray[np.float64]
@@ -30,12 +32,13 @@ _QUANTILES = (np.arange(2000) + 0.5) / 2000
 class Points:
     """What requests cost alone; ``weights`` sum to 1. # (points,) each
 
-    ``sending_s`` is b / R, ``last_layer_s`` b_last / R and ``hidden_s`` T_prefill (L - 1) / L.
+    ``sending_s`` is b / R, ``alone_s`` what of it shows layer-wise after prefill on a free path
+    (``harness.transfer_model``) and ``hidden_s`` T_prefill (L - 1) / L.
     """
 
     prefill_s: FloatArray
     sending_s: FloatArray
-    last_layer_s: FloatArray
+    alone_s: FloatArray
     hidden_s: FloatArray
     weights: FloatArray
 
@@ -204,14 +207,11 @@ def _route(
 ) -> Route:
     architecture = scenario.model.architecture
     total = requests.new_tokens + requests.cached_tokens
-    last_layer = replace(architecture, layers=architecture.layers[-1:])
-    sending_s, last_layer_s = (
-        one.moved_bytes_array(total, requests.cached_tokens) / station.path_bytes_per_s
-        for one in (architecture, last_layer)
-    )
-    hidden_s = prefill_s * (1 - 1 / len(architecture.layers))
+    moved_bytes = architecture.moved_bytes_array(total, requests.cached_tokens)
+    sending_s = moved_bytes / station.path_bytes_per_s
     columns, weights = condensed(
-        np.stack([prefill_s, sending_s, last_layer_s, hidden_s]), requests.weights
+        np.stack([prefill_s, sending_s, requests.new_tokens, requests.cached_tokens]),
+        requests.weights,
     )
     return Route(
         station=station,
@@ -220,8 +220,27 @@ def _route(
         hops_s=scenario.link.rtt_s if station.crosses else 0.0,
         service=_service(prefill_s, requests.weights),
         sending=_service(sending_s, requests.weights),
-        points=Points(columns[0], columns[1], columns[2], columns[3], weights),
+        points=Points(
+            prefill_s=columns[0],
+            sending_s=columns[1],
+            alone_s=_alone_s(architecture, columns, station.path_bytes_per_s),
+            hidden_s=columns[0] * (1 - 1 / len(architecture.layers)),
+            weights=weights,
+        ),
     )
+
+
+def _alone_s(
+    architecture: Architecture, columns: FloatArray, path_bytes_per_s: float
+) -> FloatArray:
+    """Exposed layer-wise transfer of requests that have the path for themselves. # (points,)"""
+    prefill_s, _, new_tokens, cached_tokens = columns
+    if not prefill_s.size:
+        return prefill_s
+    pieces = prefill_pieces(
+        architecture, new_tokens, lambda _new, _cached: prefill_s[:, np.newaxis], cached_tokens
+    )
+    return exposure(pieces, path_bytes_per_s).exposed_s
 
 
 def _service(values_s: FloatArray, weights: FloatArray) -> Service:
