@@ -13,7 +13,14 @@ KERNELS = ("linux.uml", "qemu-system-x86_64")
 INSTALL_KERNEL = "apt-get install user-mode-linux, or qemu-system-x86 linux-image-amd64"
 NETEM_TESTS = [
     f"tests/test_{name}.py"
-    for name in ("netem_kernel", "netem_testlink", "netem_nic", "netem_topology", "doctor")
+    for name in (
+        "netem_kernel",
+        "netem_kernel_changes",
+        "netem_testlink",
+        "netem_nic",
+        "netem_topology",
+        "doctor",
+    )
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 

@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core import ScenarioError
 from harness.datafile import nearest, printable
@@ -25,10 +25,11 @@ from harness.scenario_file import (
 from harness.settings import Load, Workload
 from harness.trace import Trace
 from netem.link import LinkError, LinkSpec, symmetric
-from netem.link_file import LinkProfile, profile_names, read_link_file, read_profile
 from netem.loss import IndependentLoss
 from netem.variation import LinkSchedule
-from netem.variation_file import read_schedule, schedule_of
+
+if TYPE_CHECKING:
+    from netem.link_file import LinkProfile
 
 #: Less of the untruncated law than this inside the bounds is a mistake in mu, sigma or the bounds.
 _MIN_MASS = 1e-6
@@ -96,20 +97,14 @@ def resolve_link(table: LinkTable, where: str, folder: Path) -> LinkSpec:
 
     A ``file`` is relative to ``folder``.
     """
-    if table.profile is not None and table.profile not in profile_names():
-        near = nearest(table.profile, list(profile_names()))
-        hint = f" (did you mean {near!r}?)" if near else ""
-        why = f"there is no such link profile{hint}; profiles: {', '.join(profile_names())}"
-        raise wrong("link.profile", where, f"{why}; got {table.profile!r}")
     if table.profile is not None and table.file is not None:
         raise wrong("link.file", where, "a link has a profile or a file, not both")
     own = _own_values(table)
     cap = table.per_flow_cap
     try:
-        if table.profile is not None:
-            base = _steady(read_profile(table.profile), table.vary)
-        elif table.file is not None:
-            base = _steady(read_link_file(folder / table.file), table.vary)
+        described = _described_link(table, where, folder)
+        if described is not None:
+            base = _steady(described, table.vary)
         else:
             for key, value in (("rate", table.rate), ("rtt", table.rtt)):
                 if value is None:
@@ -126,23 +121,38 @@ def resolve_link(table: LinkTable, where: str, folder: Path) -> LinkSpec:
         raise wrong("link", where, _told(error)) from error
 
 
+def _described_link(table: LinkTable, where: str, folder: Path) -> "LinkProfile | None":
+    """The named profile or the file, if any. Imported where a scenario has one: few do, and its
+    tables take a plan's time to build."""
+    if table.profile is None and table.file is None:
+        return None
+    from netem.link_file import profile_names, read_link_file, read_profile
+
+    if table.file is not None:
+        return read_link_file(folder / table.file)
+    assert table.profile is not None, "a profile or a file"
+    if table.profile not in profile_names():
+        near = nearest(table.profile, list(profile_names()))
+        hint = f" (did you mean {near!r}?)" if near else ""
+        why = f"there is no such link profile{hint}; profiles: {', '.join(profile_names())}"
+        raise wrong("link.profile", where, f"{why}; got {table.profile!r}")
+    return read_profile(table.profile)
+
+
 def resolve_link_schedule(
     table: LinkTable, where: str, folder: Path, duration_s: float
 ) -> LinkSchedule | None:
     """How the link changes during a run of ``duration_s``; None where it does not."""
     if table.vary and table.schedule is not None:
         raise wrong("link.schedule", where, "link.vary brings a schedule of its own; give one")
+    if table.schedule is None and not table.vary:
+        return None
+    from netem.variation_file import read_schedule, schedule_of
+
     try:
         if table.schedule is not None:
             return read_schedule(folder / table.schedule, duration_s)
-        if not table.vary:
-            return None
-        if table.profile is not None:
-            profile = read_profile(table.profile)
-        elif table.file is not None:
-            profile = read_link_file(folder / table.file)
-        else:
-            profile = None
+        profile = _described_link(table, where, folder)
         if profile is None or not profile.variation:
             raise wrong("link.vary", where, "the link has no profile or file with a variation")
         base = folder if table.file is None else (folder / table.file).parent
@@ -156,7 +166,7 @@ def _told(error: LinkError) -> str:
     return str(error).removesuffix(".")
 
 
-def _steady(profile: LinkProfile, varies: bool) -> LinkSpec:
+def _steady(profile: "LinkProfile", varies: bool) -> LinkSpec:
     """A link as it starts, which says that a run does not vary it."""
     if not profile.variation or varies:
         return profile.spec

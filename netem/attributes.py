@@ -179,9 +179,14 @@ def on_the_wire(netem: Netem) -> Netem:
     return decode(encode(netem))
 
 
+def untold_aside(netem: Netem) -> Netem:
+    """Less what no kernel gives back (tables) or only newer ones do (the seed)."""
+    return replace(netem, distribution=None, seed=None)
+
+
 def told_by_a_dump(netem: Netem) -> Netem:
-    """``on_the_wire`` less what no kernel gives back (tables) or only newer ones do (the seed)."""
-    return replace(on_the_wire(netem), distribution=None, seed=None)
+    """``on_the_wire``, ``untold_aside``."""
+    return untold_aside(on_the_wire(netem))
 
 
 def _fields(netem: Netem) -> dict[str, Any]:

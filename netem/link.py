@@ -37,8 +37,19 @@ _MAX_ONE_WAY_S = 274.0
 _MIN_MTU_BYTES, _MAX_MTU_BYTES = 576, 65535
 
 
+def printable(text: str) -> str:
+    """A user's text on one line: what a terminal would take for a command becomes ``?``."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 class LinkError(Exception):
-    """A link that cannot be described, built or measured; the message says why and what to do."""
+    """A link that cannot be described, built or measured; the message says why and what to do.
+
+    It is printable, whatever the names and paths in it hold.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from netem.datafile import Table, nearest, read_toml, validate
 from netem.link import (
@@ -32,84 +32,14 @@ from netem.link import (
     LinkError,
     LinkSpec,
     Slot,
+    printable,
 )
-from netem.loss import FourStateLoss, GilbertElliott, IndependentLoss, Loss, bursty
-from netem.units import (
-    parse_duration_s,
-    parse_fraction,
-    parse_rate_bytes_per_s,
-    parse_size_bytes,
-)
+from netem.link_values import AnyLoss, Count, Duration, Fraction, Rate, Size
+from netem.variation_tables import check_variation
 
 _BASES = ("measured", "documented", "assumed")
 _PROVENANCE = {"value", "basis", "source"}
 _PROFILE_DIR = Path(__file__).parent / "profiles"
-
-Duration = Annotated[float, BeforeValidator(parse_duration_s)]
-Rate = Annotated[float, BeforeValidator(parse_rate_bytes_per_s)]
-Fraction = Annotated[float, BeforeValidator(parse_fraction)]
-Size = Annotated[int, BeforeValidator(parse_size_bytes)]
-Count = Annotated[int, Field(ge=0, lt=2**32)]
-
-
-class IndependentTable(Table):
-    """Every packet by itself."""
-
-    model: Literal["independent"]
-    rate: Fraction
-    correlation: Fraction = 0.0
-
-    def loss(self) -> Loss | None:
-        return IndependentLoss(self.rate, self.correlation) if self.rate else None
-
-
-class BurstsTable(Table):
-    """Gilbert-Elliott loss by what it does: the share lost, and the mean run of losses."""
-
-    model: Literal["bursts"]
-    rate: Annotated[Fraction, Field(gt=0, lt=1)]
-    mean_burst_packets: Annotated[float, Field(ge=1, le=1e9)]
-
-    def loss(self) -> Loss:
-        return bursty(self.rate, self.mean_burst_packets)
-
-
-class GilbertElliottTable(Table):
-    """Gilbert-Elliott loss by its chances."""
-
-    model: Literal["gilbert_elliott"]
-    p: Fraction
-    r: Fraction
-    loss_bad: Fraction = 1.0
-    loss_good: Fraction = 0.0
-
-    def loss(self) -> Loss:
-        return GilbertElliott(self.p, self.r, self.loss_bad, self.loss_good)
-
-
-class FourStateTable(Table):
-    """The four-state model by its chances."""
-
-    model: Literal["four_state"]
-    p13: Fraction
-    p31: Fraction
-    p32: Fraction = 0.0
-    p23: Fraction = 1.0
-    p14: Fraction = 0.0
-
-    def loss(self) -> Loss:
-        return FourStateLoss(self.p13, self.p31, self.p32, self.p23, self.p14)
-
-
-AnyLossTable: TypeAlias = Annotated[
-    IndependentTable | BurstsTable | GilbertElliottTable | FourStateTable,
-    Field(discriminator="model"),
-]
-
-
-def _loss_table(value: Any) -> Any:
-    """A text such as ``"0.1%"`` is independent loss."""
-    return {"model": "independent", "rate": value} if isinstance(value, str) else value
 
 
 class SlotTable(Table):
@@ -130,7 +60,7 @@ class DirectionTable(Table):
     jitter: Duration | None = None
     jitter_distribution: JitterDistribution | None = None
     jitter_correlation: Fraction | None = None
-    loss: Annotated[AnyLossTable | None, BeforeValidator(_loss_table)] = None
+    loss: AnyLoss = None
     reorder: Fraction | None = None
     reorder_correlation: Fraction | None = None
     reorder_gap: Count | None = None
@@ -228,10 +158,14 @@ def read_link_file(path: Path | str) -> LinkProfile:
 
 
 def read_link(document: Mapping[str, Any], name: str, where: str) -> LinkProfile:
-    """A link from its TOML document; ``where`` names the document in errors."""
+    """A link from its TOML document; ``where`` names the document in errors.
+
+    [variation] is checked too, whether it will be followed or not; files it names are not read.
+    """
     provenance: dict[str, Provenance] = {}
     plain = {key: _plain(value, key, where, provenance) for key, value in document.items()}
     table = validate(plain, LinkTable, where)
+    check_variation(table.variation, f"the [variation] of {where}")
     common = table.values()
     if table.rtt is not None:
         if "delay_s" in common:
@@ -241,7 +175,7 @@ def read_link(document: Mapping[str, Any], name: str, where: str) -> LinkProfile
     far_to_near = _direction("far_to_near", common | table.far_to_near.values(), where)
     try:
         spec = LinkSpec(
-            name,
+            printable(name),
             near_to_far,
             far_to_near,
             mtu_bytes=table.mtu,

@@ -14,6 +14,7 @@ Hardware that bypasses the kernel is not shaped: RDMA (RoCE, InfiniBand), DPDK, 
 """
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ class NicLink:
     guard: DeadMan
     route: Rtnetlink
     _changes: int = field(default=0, init=False)
+    _changing: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def counters(self) -> LinkCounters:
         """Totals of the directions shaped here since the link was opened; zeros of the other."""
@@ -79,9 +81,10 @@ class NicLink:
         """Shape as ``spec`` says from now on; what is held stays held."""
         self._assert_up()
         applied = self.nic.carries(self.plan.applied(spec))
-        with put_back_on_failure(lambda: self._change(self.applied)):
-            self._change(applied)
-        self.applied = applied
+        with self._changing:
+            with put_back_on_failure(lambda: self._change(self.applied)):
+                self._change(applied)
+            self.applied = applied
 
     def _change(self, applied: LinkSpec) -> None:
         self._changes += 1

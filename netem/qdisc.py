@@ -14,7 +14,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from netem.attributes import U32_MAX, Netem, decode, encode, told_by_a_dump
+from netem.attributes import U32_MAX, Netem, decode, encode, untold_aside
 from netem.link import LinkError
 from netem.rtnetlink import (
     CREATE,
@@ -126,9 +126,10 @@ def read_counters(route: Rtnetlink) -> dict[int, QdiscCounters]:
 def _set_netem(
     route: Rtnetlink, index: int, netem: Netem, parent: int, handle: int, flags: int
 ) -> tuple[str, ...]:
-    _request(route, index, parent, handle, "netem", encode(netem), flags)
+    sent = encode(netem)
+    _request(route, index, parent, handle, "netem", sent, flags)
     taken = read_netem(route, index, parent)
-    if told_by_a_dump(taken) != told_by_a_dump(netem):
+    if untold_aside(taken) != untold_aside(decode(sent)):
         raise LinkError(f"interface {index}: the kernel runs {taken} instead of {netem}")
     if netem.seed is not None and taken.seed != netem.seed:
         return (

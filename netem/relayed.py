@@ -6,9 +6,10 @@ and left out of ``applied`` when it is opened, and refused, by name, when a runn
 """
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from netem.control import Helper, helper
@@ -29,6 +30,7 @@ class RelayPath:
     near: Site
     far: Site
     relay: Helper
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         answer = self.relay.ask(
@@ -47,8 +49,9 @@ class RelayPath:
                 "only a rate and a delay; use the netem or the forwarder backend"
             )
         applied = _attainable(spec)
-        self.relay.ask({"op": "apply", **_configuration(applied)})
-        self.applied = applied
+        with self._changing:
+            self.relay.ask({"op": "apply", **_configuration(applied)})
+            self.applied = applied
 
     def counters(self) -> LinkCounters:
         return counters_from_answer(self.relay.ask({"op": "counters"}))

@@ -8,6 +8,7 @@ TCP's own queue limits in force there. With a cap on every flow there is one mor
 side, next to the site, which paces the flows before they meet the bottleneck.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class RoutedPath:
     changes: int = 0
     #: What was set, by what it was set on, so that only what differs is set again.
     settings: dict[object, object] = field(default_factory=dict)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         return site.address, port
@@ -78,11 +80,12 @@ class RoutedPath:
             raise LinkError("the mtu of a running link cannot change; open another")
         if (spec.per_flow_cap_bytes_per_s is None) != (len(self.places) == _PLAIN_PLACES):
             raise LinkError("a running link cannot gain or lose its per_flow_cap; open another")
-        with put_back_on_failure(lambda: self._change(self.applied)):
-            self._change(spec)
-            if spec.bdp_bytes > self.applied.bdp_bytes:
-                self._allow_window(spec)
-        self.applied = spec
+        with self._changing:
+            with put_back_on_failure(lambda: self._change(self.applied)):
+                self._change(spec)
+                if spec.bdp_bytes > self.applied.bdp_bytes:
+                    self._allow_window(spec)
+            self.applied = spec
 
     def open(self) -> None:
         """Shape what is not shaped yet."""

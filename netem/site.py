@@ -64,6 +64,7 @@ class Path(Protocol):
     ``applied`` is what runs, which may be less than what was asked for; ``notes`` says why.
     ``apply`` changes the running link: what is held stays held, counters go on, ``applied``
     follows. It raises LinkError for what the backend cannot do, and the link is as it was then.
+    Threads that apply at once do so one after the other.
     """
 
     @property

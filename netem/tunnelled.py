@@ -11,9 +11,10 @@ import os
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -56,6 +57,7 @@ class ForwarderPath:
     near: Site
     far: Site
     forwarder: Helper
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def expose(self, site: Site, port: int) -> tuple[str, int]:
         return site.address, port
@@ -70,8 +72,9 @@ class ForwarderPath:
         if spec.seed not in (None, self.applied.seed):
             raise LinkError("the seed of a running link cannot be changed; open another link")
         applied = _attainable(replace(spec, seed=self.applied.seed))
-        self.forwarder.ask({"op": "apply", **_settings(applied)})
-        self.applied = applied
+        with self._changing:
+            self.forwarder.ask({"op": "apply", **_settings(applied)})
+            self.applied = applied
 
     def counters(self) -> LinkCounters:
         return counters_from_answer(self.forwarder.ask({"op": "counters"}))

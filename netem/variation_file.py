@@ -1,24 +1,4 @@
-"""Schedules from TOML, as the table [variation] of a link file or a file of its own, and from CSV.
-
-    [[change]]                       # from `at` on, `for` a while or for good
-    at = "5s"
-    for = "2s"
-    direction = "far_to_near"        # default: both
-    rate = "10gbit"                  # or rate_factor = "50%"; also delay or rtt, jitter, loss
-    [[outage]]
-    at = "12s"
-    for = "500ms"
-    [microburst]                     # other traffic takes `depth` of the rate, again and again
-    depth = "90%"
-    min_duration = "100us"
-    max_duration = "5ms"
-    every = "100ms"
-    [diurnal]                        # the rate swings like a sine
-    swing = "15%"
-    period = "24h"
-    [[measurements]]                 # a CSV file, its path relative to this one
-    file = "iad-dfw.csv"
-    direction = "both"
+"""Schedules from TOML (``netem.variation_tables``) and from CSV.
 
 A CSV of measurements has a header with ``time`` and any of ``rate``, ``rtt``, ``delay``, ``jitter``
 and ``loss``. A column's cells carry units ("9.7gbit"), or its name does (``rate_gbit``, ``rtt_ms``,
@@ -30,95 +10,20 @@ import csv
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, Field
-
-from netem.datafile import MAX_FILE_BYTES, Table, nearest, read_toml, validate
+from netem.datafile import MAX_FILE_BYTES, nearest, read_toml
 from netem.link import LinkError
-from netem.link_file import AnyLossTable, Duration, Fraction, Rate
 from netem.loss import IndependentLoss
 from netem.units import parse_duration_s, parse_fraction, parse_rate_bytes_per_s
 from netem.variation import Change, LinkSchedule, diurnal, microbursts, outage
+from netem.variation_tables import MicroburstTable, Ways, check_variation
 
-Ways = Literal["both", "near_to_far", "far_to_near"]
-PositiveDuration = Annotated[Duration, Field(gt=0)]
 #: More rows than anybody measures in one file.
 _MAX_ROWS = 200_000
 #: How a quantity's unit is written in a column's name, where that is not as in a value.
 _UNIT_NAMES = {"percent": "%"}
 _MOST_BURSTS = 200_000
-
-
-def _loss_table(value: Any) -> Any:
-    """A text such as ``"0.1%"`` is independent loss, as in a link file."""
-    return {"model": "independent", "rate": value} if isinstance(value, str) else value
-
-
-class ChangeTable(Table):
-    at: Duration
-    for_: Annotated[PositiveDuration | None, Field(alias="for")] = None
-    direction: Ways = "both"
-    rate: Rate | None = None
-    rate_factor: Annotated[Fraction | None, Field(gt=0)] = None
-    delay: Duration | None = None
-    rtt: Duration | None = None
-    jitter: Duration | None = None
-    loss: Annotated[AnyLossTable | None, BeforeValidator(_loss_table)] = None
-
-    def change(self, where: str) -> Change:
-        values = self.model_dump(exclude={"at", "for_", "direction"}, exclude_none=True)
-        if not values:
-            raise LinkError(f"A [[change]] in {where} changes nothing; give rate, loss or another.")
-        if self.rtt is not None and (self.delay is not None or self.direction != "both"):
-            raise LinkError(
-                f"A [[change]] in {where} has 'rtt', which is both delays: give 'delay' instead "
-                "where it is one direction's."
-            )
-        if self.rate is not None and self.rate_factor is not None:
-            raise LinkError(f"Give either 'rate' or 'rate_factor' in a [[change]] in {where}.")
-        return Change(
-            self.at,
-            math.inf if self.for_ is None else self.at + self.for_,
-            self.direction,
-            rate_bytes_per_s=self.rate,
-            rate_factor=1.0 if self.rate_factor is None else self.rate_factor,
-            delay_s=self.delay if self.rtt is None else self.rtt / 2,
-            jitter_s=self.jitter,
-            loss=None if self.loss is None else self.loss.loss(),
-        )
-
-
-class OutageTable(Table):
-    at: Duration
-    for_: Annotated[PositiveDuration, Field(alias="for")]
-    direction: Ways = "both"
-
-
-class MicroburstTable(Table):
-    depth: Annotated[Fraction, Field(gt=0, lt=1)]
-    min_duration: PositiveDuration
-    max_duration: PositiveDuration
-    every: PositiveDuration = 0.1
-    seed: int = 0
-
-
-class DiurnalTable(Table):
-    swing: Annotated[Fraction, Field(gt=0, lt=1)]
-    period: PositiveDuration = 86400.0
-
-
-class MeasurementsTable(Table):
-    file: str
-    direction: Ways = "both"
-
-
-class VariationTable(Table):
-    change: list[ChangeTable] = Field(default_factory=list)
-    outage: list[OutageTable] = Field(default_factory=list)
-    microburst: MicroburstTable | None = None
-    diurnal: DiurnalTable | None = None
-    measurements: list[MeasurementsTable] = Field(default_factory=list)
 
 
 def read_schedule(path: Path, duration_s: float) -> LinkSchedule:
@@ -131,17 +36,11 @@ def read_schedule(path: Path, duration_s: float) -> LinkSchedule:
     return schedule_of(read_toml(path, "schedule"), f"the schedule {path}", duration_s, path.parent)
 
 
-def check_variation(variation: Mapping[str, Any], where: str) -> None:
-    """LinkError for a [variation] table that cannot be meant; files it names are not read."""
-    for one in validate(dict(variation), VariationTable, where).change:
-        one.change(where)
-
-
 def schedule_of(
     variation: Mapping[str, Any], where: str, duration_s: float, folder: Path
 ) -> LinkSchedule:
     """The schedule of a [variation] table; ``folder`` is where its files' paths begin."""
-    table = validate(dict(variation), VariationTable, where)
+    table = check_variation(variation, where)
     changes = [one.change(where) for one in table.change]
     changes += [outage(one.at, one.at + one.for_, one.direction) for one in table.outage]
     if table.diurnal is not None:
@@ -154,8 +53,6 @@ def schedule_of(
 
 
 def _bursts(table: MicroburstTable, where: str, duration_s: float) -> tuple[Change, ...]:
-    if not table.min_duration <= table.max_duration < table.every:
-        raise LinkError(f"[microburst] in {where}: min_duration <= max_duration < every must hold.")
     if duration_s / table.every > _MOST_BURSTS:
         raise LinkError(
             f"[microburst] in {where} makes {duration_s / table.every:.0f} bursts, more than "

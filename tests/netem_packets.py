@@ -4,21 +4,28 @@ A socket stays in the namespace it was made in, so no second process is needed. 
 receiving kernel's time (SO_TIMESTAMPNS), in seconds of CLOCK_REALTIME.
 """
 
+import math
 import os
 import select
 import socket
+import statistics
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from netem.link import LinkSpec
 from netem.site import Path
+from netem.variation_run import Changeable
 
 #: An emulated processor (tests/qemu.py) is many times slower than this machine's: what takes
 #: processor time takes that much more.
 EMULATED = "PRFAAS_EMULATED" in os.environ
-RTT_TOLERANCE_S = 3e-3 if EMULATED else 0.5e-3
+#: Of a difference between delays measured in turns, in which what the host takes cancels.
+DELAY_TOLERANCE_S = 3e-3 if EMULATED else 0.5e-3
+#: No host makes a packet early; the clocks of sending and of arrival differ by less.
+EARLY_S = 0.05e-3
 
 #: As SO_RCVBUF, beyond the system's limit; needs CAP_NET_ADMIN (linux/asm/socket.h).
 _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 33, 35
@@ -29,7 +36,7 @@ _BUFFER_BYTES = 1 << 28
 #: UDP_MAX_SEGMENTS of linux/udp.h, and what an IPv4 datagram holds.
 _MAX_SEGMENTS, _MAX_OFFLOAD_BYTES = 64, 65_000
 #: Far beyond every delay of the tests: a silence of so long means that nothing comes any more.
-_SILENCE_S = 0.3
+_SILENCE_S = 0.5
 _WINDOW, _PAUSE_S = 256, 0.05
 
 
@@ -60,10 +67,10 @@ class Stream:
             some = numbers[first : first + together]
             self.sender.send(b"".join(_NUMBER.pack(one).ljust(size, b"\0") for one in some))
 
-    def arrivals(self) -> list[Arrival]:
-        """What has arrived, until nothing comes any more."""
-        arrived = []
-        while select.select([self.receiver], [], [], _SILENCE_S)[0]:
+    def arrivals(self, most: float = math.inf) -> list[Arrival]:
+        """What has arrived, until there are ``most`` or nothing comes any more."""
+        arrived: list[Arrival] = []
+        while len(arrived) < most and select.select([self.receiver], [], [], _SILENCE_S)[0]:
             data, ancillary, _, _ = self.receiver.recvmsg(1 << 16, 256)
             (tos,) = (value[0] for _, kind, value in ancillary if kind == socket.IP_TOS)
             arrived.append(Arrival(_NUMBER.unpack_from(data)[0], _arrival_s(ancillary), tos))
@@ -116,6 +123,22 @@ def stream(path: Path) -> Iterator[Stream]:
         here.connect(there.getsockname())
         there.connect(here.getsockname())
         yield Stream(here, there)
+
+
+def medians_s(
+    path: Changeable, specs: Sequence[LinkSpec], trips_s: Callable[[], list[float]]
+) -> list[float]:
+    """The least of three median round trips under each description, taken in turns.
+
+    The host only ever adds, for a while or always: the least is the least disturbed, and what it
+    always adds is in all of them.
+    """
+    found: list[list[float]] = [[] for _ in specs]
+    for _ in range(3):
+        for spec, medians in zip(specs, found, strict=True):
+            path.apply(spec)
+            medians.append(statistics.median(trips_s()))
+    return [min(medians) for medians in found]
 
 
 def pings_s(path: Path, count: int) -> list[float]:

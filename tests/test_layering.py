@@ -14,7 +14,6 @@ ROOT = Path(__file__).parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "attention",
-        "console",
         "core",
         "lognormal",
         "machine",
@@ -25,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "child",
+        "console",
         "datafile",
         "deployment",
         "map_queue",

@@ -167,11 +167,11 @@ def test_a_link_for_one_command_is_gone_with_it(prfaas: Call) -> None:
 
 @pytest.mark.netadmin
 def test_verify_measures_and_its_status_says_what_it_found(prfaas: Call) -> None:
-    done(prfaas("link", "up", "wan", *WAN))
+    done(prfaas("link", "up", "wan", "--rate", "100mbit", "--rtt", "20ms"))
     answer = json.loads(done(prfaas("link", "verify", "--flows", "2", "--json")))
     assert answer["failures"] == []
     assert answer["check"]["flows"] == 2
-    assert answer["check"]["rtt_p50_s"] == pytest.approx(10e-3, abs=0.75e-3)
+    assert 19.8e-3 <= answer["check"]["rtt_p50_s"] < 30e-3
 
 
 @pytest.mark.netadmin
@@ -203,7 +203,7 @@ def test_kill_minus_9_of_the_keeper_leaves_what_down_removes(prfaas: Call, folde
 def test_kill_minus_9_at_any_point_of_coming_up_leaves_nothing(prfaas: Call) -> None:
     order = {"name": "wan", "document": {"rate": "100mbit", "rtt": "1ms"}}
     came_up = []
-    for step in range(8):
+    for step in range(5):
         with subprocess.Popen(
             [sys.executable, "-m", "netem.keeper"],
             stdin=subprocess.PIPE,
@@ -216,7 +216,7 @@ def test_kill_minus_9_at_any_point_of_coming_up_leaves_nothing(prfaas: Call) -> 
             keeper.stdin.close()
             children = []
             try:
-                keeper.wait(0.2 + 0.1 * step)
+                keeper.wait(0.1 + 0.2 * step)
             except subprocess.TimeoutExpired:
                 children = psutil.Process(keeper.pid).children(recursive=True)
             keeper.kill()
@@ -231,7 +231,7 @@ def test_two_links_do_not_touch_each_other(prfaas: Call) -> None:
     first = json.loads(done(prfaas("link", "up", "one", *WAN, "--backend", "relay", "--json")))
     first_keeper = psutil.Process(first["pid"])
     second = json.loads(done(prfaas("link", "up", "two", *WAN, "--backend", "relay", "--json")))
-    refused(shell("link", "run", "--", "true"), 2, "name one of the links that are up: one, two")
+    refused(prfaas("link", "verify"), 2, "name one of the links that are up: one, two")
     refused(prfaas("link", "up", "one", *WAN), 3, "'one' is up already", "down one")
     done(prfaas("link", "down", "one"))
     assert ended(first_keeper)
@@ -242,7 +242,7 @@ def test_two_links_do_not_touch_each_other(prfaas: Call) -> None:
 
 def test_a_keeper_ends_by_itself_when_its_time_is_over(prfaas: Call) -> None:
     up = json.loads(
-        done(prfaas("link", "up", "brief", *WAN, "--backend", "relay", "--for", "1s", "--json"))
+        done(prfaas("link", "up", "brief", *WAN, "--backend", "relay", "--for", "300ms", "--json"))
     )
     keeper = psutil.Process(up["pid"])
     await_ends(keeper)

@@ -124,6 +124,37 @@ def test_a_faulty_file_names_itself_and_the_key(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("variation", "words"),
+    [
+        ('[[variation.change]]\nat = "1s"\nrte = "1gbit"', "Unknown key 'change.0.rte'"),
+        ('[[variation.change]]\nat = "1s"', "changes nothing"),
+        (
+            '[variation.microburst]\ndepth = "9%"\nmin_duration = "2s"\nmax_duration = "1s"',
+            "must hold",
+        ),
+    ],
+)
+def test_a_faulty_variation_is_refused_although_nobody_follows_it(
+    tmp_path: Path, variation: str, words: str
+) -> None:
+    path = written(tmp_path, f'rate = "1gbit"\nrtt = "1ms"\n{variation}\n')
+    with pytest.raises(LinkError, match=words) as refusal:
+        read_link_file(path)
+    assert f"the [variation] of the link file {path}" in str(refusal.value)
+
+
+def test_what_a_terminal_would_obey_is_shown_as_question_marks(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[2Jb\nc.toml"
+    path.write_text('rate = "1gbit"\nrtt = "1ms"\n')
+    spec = read_link_file(path).spec
+    assert str(spec) == "a?[2Jb?c: 1gbit, rtt 1ms"
+    path.write_text('rate = "1gbit"\n')
+    with pytest.raises(LinkError) as refusal:
+        read_link_file(path)
+    assert str(refusal.value).isprintable()
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(LinkError, match=r"link file nowhere\.toml does not exist"):
         read_link_file("nowhere.toml")

@@ -6,12 +6,12 @@ kernel has it (``nox -s netem``); the rate and the filters need HTB, u32 and ifb
 
 import json
 import socket
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from netem_nodes import (
     until,
     up,
 )
-from netem_packets import RTT_TOLERANCE_S
+from netem_packets import DELAY_TOLERANCE_S, EARLY_S, medians_s
 from pyroute2 import IPRoute
 
 from netem.link import LinkError, LinkSpec, symmetric
@@ -67,10 +67,13 @@ def test_the_rate_to_the_peer_is_the_links_and_the_interface_comes_back(
         "verify", "--json", "--peer-shell", there.shell, "--peer-address", THERE,
         "--peer-python", sys.executable,
     )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    check = json.loads(result.stdout)["check"]
-    assert check["rate_near_to_far_bytes_per_s"] == pytest.approx(12.5e6 * 1448 / 1500, rel=0.08)
-    assert check["rate_far_to_near_bytes_per_s"] == pytest.approx(12.5e6 * 1448 / 1500, rel=0.08)
+    assert result.stdout, result.stderr
+    answer = json.loads(result.stdout)
+    assert result.returncode == bool(answer["failures"])
+    for name in ("near_to_far", "far_to_near"):
+        # Never above; a busy machine may be slower, though not by as much as what is unshaped.
+        share = answer["check"][f"rate_{name}_bytes_per_s"] / (12.5e6 * 1448 / 1500)
+        assert 0.7 < share < 1.03
     assert here.link("down", "wan").returncode == 0
     assert here.snapshot() == before
 
@@ -283,6 +286,26 @@ def test_a_running_link_takes_another_rate_and_no_other_tree(nodes: tuple[Node, 
     nodes[0].run(change)
 
 
+def test_threads_that_change_a_link_at_once_leave_one_of_their_links(
+    nodes: tuple[Node, Node],
+) -> None:
+    fast, slow = symmetric("held", 50e6, 0.0), symmetric("held", 5e6, 0.0)
+    together = threading.Barrier(2)
+
+    def change() -> None:
+        def apply(spec: LinkSpec) -> None:
+            together.wait()
+            link.apply(spec)
+
+        with shaped(fast) as link, ThreadPoolExecutor(2) as pool:
+            for _ in range(50):
+                list(pool.map(apply, (fast, slow)))
+                rate = round(link.applied.rate_bytes_per_s * 1514 / 1500)
+                assert [class_rates(ifb.name) for ifb in link.ifbs] == [[rate] * 2] * 2
+
+    nodes[0].run(change)
+
+
 @pytest.mark.netem
 @pytest.mark.parametrize("sharing", ["per_node_share"], ids=["netem"])
 def test_delay_and_loss_meet_packets_and_not_offload_packets(
@@ -311,10 +334,11 @@ def test_delay_and_loss_meet_packets_and_not_offload_packets(
                 datagrams.sendto(b"lost", (THERE, 9))
         until(lambda: link.counters().near_to_far.dropped - before.dropped >= 100)
         assert link.counters().near_to_far.packets == before.packets
-        link.apply(symmetric("held", 125e6, rtt_s))
-        rtts_s = here.run(lambda: round_trips_s(there))
-        assert rtt_s - 0.05e-3 <= min(rtts_s) <= rtt_s + RTT_TOLERANCE_S
-        assert statistics.median(rtts_s) == pytest.approx(rtt_s, abs=2 * RTT_TOLERANCE_S)
+        specs = [symmetric("held", 125e6, each_s) for each_s in (1e-3, rtt_s)]
+        short_s, long_s = medians_s(link, specs, lambda: here.run(lambda: round_trips_s(there)))
+        assert long_s >= rtt_s - EARLY_S
+        # Whatever a process of this machine takes to answer is in both.
+        assert long_s - short_s == pytest.approx(rtt_s - 1e-3, abs=DELAY_TOLERANCE_S)
 
 
 def round_trips_s(there: Node) -> list[float]:

@@ -1,11 +1,14 @@
-"""The relay against a loop that reads a socket before it was asked to."""
+"""The relay: its connections, what it refuses, and a loop that reads before it was asked to."""
 
 import asyncio
 import selectors
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
+import psutil
 import pytest
+from test_netem_testlink import Peer, spec
 
 from netem.link import Direction, LinkError, LinkSpec, Slot, symmetric
 from netem.loss import bursty
@@ -148,3 +151,82 @@ def test_a_running_relay_changes_and_refuses_by_name_what_it_has_not() -> None:
         with pytest.raises(LinkError, match="the relay cannot apply loss of 5%, a slot: it ends"):
             link.path.apply(symmetric("test", 2.5e6, 0.030, loss=0.05, slot=Slot(0.001, 0.002)))
         assert link.applied.rate_bytes_per_s == 2.5e6
+
+
+def test_the_relay_says_what_it_does_not_apply() -> None:
+    with open_link(spec(jitter_s=0.001, loss=0.01), "relay") as link:
+        assert (link.applied.jitter_s, link.applied.loss_rate) == (0.0, 0.0)
+        notes = " ".join(link.notes)
+        assert "jitter of 1ms is not applied" in notes
+        assert "loss of 1% is not applied" in notes
+
+
+def test_the_relay_passes_a_reset_on() -> None:
+    with open_link(spec(), "relay") as link, socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        address = link.expose(link.far, listener.getsockname()[1])
+        with socket.create_connection(address, timeout=PATIENCE_S) as client:
+            client.sendall(b"x")
+            server, _ = listener.accept()
+            with server:
+                server.settimeout(PATIENCE_S)
+                assert server.recv(1) == b"x"
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                client.close()
+                with pytest.raises(ConnectionResetError):
+                    server.recv(1)
+
+
+def test_a_receiver_that_does_not_read_stops_only_its_own_connection() -> None:
+    size = 1_000_000
+    with (
+        open_link(spec("1gbit", "1ms"), "relay") as link,
+        socket.create_server(("127.0.0.1", 0)) as stuck,
+    ):
+        stuck.settimeout(PATIENCE_S)
+        with socket.create_connection(
+            link.expose(link.far, stuck.getsockname()[1]), timeout=1.0
+        ) as flood:
+            with pytest.raises(TimeoutError):
+                flood.sendall(bytes(500_000_000))
+            # Backpressure reached the sender: in that time the link could have carried 125 MB.
+            towards_far = link.counters().near_to_far
+            assert towards_far.bytes + towards_far.queued_bytes < 20_000_000
+            with Peer(link.far, "serve", link.far.address) as server:
+                host, port = link.expose(link.far, server.says()["port"])
+                with Peer(link.near, "send", host, port, size) as client:
+                    assert client.says()["answer"]["bytes"] == size
+
+
+def test_the_relay_forgets_connections_that_ended() -> None:
+    with open_link(spec("1gbit", "1ms"), "relay") as link:
+        (relay,) = psutil.Process().children()
+        with Peer(link.far, "serve", link.far.address) as server:
+            host, port = link.expose(link.far, server.says()["port"])
+            before = relay.num_fds()
+            for _ in range(10):
+                with Peer(link.near, "send", host, port, 1000) as client:
+                    assert client.says()["answer"]["bytes"] == 1000
+            deadline_s = time.monotonic() + PATIENCE_S
+            while relay.num_fds() > before and time.monotonic() < deadline_s:
+                link.counters()
+            assert relay.num_fds() == before
+
+
+def test_exposing_a_server_again_gives_the_same_address() -> None:
+    with open_link(spec(), "relay") as link:
+        first = link.expose(link.far, 4000)
+        assert link.expose(link.far, 4000) == first
+        assert link.expose(link.near, 4000) != first
+        link.withdraw(link.far, 4000)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(first, timeout=PATIENCE_S)
+
+
+def test_the_relay_binds_loopback_only() -> None:
+    with open_link(spec(), "relay") as link:
+        host, port = link.expose(link.far, 1)
+        assert host == "127.0.0.1"
+        (relay,) = psutil.Process().children()
+        listening = [c for c in relay.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert [tuple(c.laddr) for c in listening] == [("127.0.0.1", port)]

@@ -1,9 +1,11 @@
 """Runs a command under User-Mode Linux: a real kernel with tc-netem, as an ordinary process.
 
-    python tests/uml.py [--with uml|qemu] [--timeout S] [--memory 1G] -- COMMAND ARGUMENT...
+    python tests/uml.py [--with uml|qemu] [--kernel-root DIR] [--timeout S] [--memory 1G]
+        -- COMMAND ARGUMENT...
 
 Where User-Mode Linux is not installed or does not start, a stock kernel is emulated instead
-(tests/qemu.py), with ten times the timeout; where that is not installed either, this fails.
+(tests/qemu.py), with ten times the timeout; where that is not installed either, this fails. Any
+kernel that was unpacked below a folder can be emulated by its name.
 
 The guest sees this machine's files read-only, the current directory and most of the environment,
 has a /run of its own, where TMPDIR is, and loads the networking modules the tests need. The
@@ -37,7 +39,7 @@ MODULES = (
     "sch_netem", "veth", "tun", "ifb", "dummy", "sch_fq", "sch_htb", "sch_tbf", "sch_ingress",
     "cls_u32", "cls_matchall", "act_mirred",
 )  # fmt: skip
-MODULE_ROOTS = {"uml": Path("/usr/lib/uml/modules"), "qemu": qemu.MODULE_ROOT}
+UML_MODULES = Path("/usr/lib/uml/modules")
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/run"))
 RESULTS = Path("/mnt")
 
@@ -46,12 +48,13 @@ _RB_POWER_OFF = 0x4321FEDC
 _NO_RESULT, _TIMED_OUT = 125, 124
 _PROBE_S, _EMULATION_FACTOR = 30.0, 10
 
-#: (folder, memory) -> the command that boots and runs ``folder``/init.
-Boot = Callable[[Path, str], list[str]]
+#: (folder, memory, where the kernel is) -> the command that boots and runs ``folder``/init.
+Boot = Callable[[Path, str, Path], list[str]]
+_ROOT = Path("/")
 
 
-def uml_command(folder: Path, memory: str) -> list[str]:
-    """Boots and hands over to ``folder``/init."""
+def uml_command(folder: Path, memory: str, _root: Path) -> list[str]:
+    """Boots and hands over to ``folder``/init; the kernel is the program itself."""
     return [
         "linux.uml", f"mem={memory}", f"umid={folder.name}", f"uml_dir={folder}/",
         "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init",
@@ -70,20 +73,21 @@ def choose() -> str:
         return "uml"
     else:
         fault = "linux.uml is installed, but does not start here"
-    if (lacking := qemu.missing()) is None:
+    if (lacking := qemu.missing(_ROOT)) is None:
         print(f"{fault}; a kernel is emulated, which is slow", file=sys.stderr)
         return "qemu"
     sys.exit(f"no kernel with tc-netem can be had: {fault}; or to emulate one: {lacking}")
 
 
-def run(command: list[str], kind: str, memory: str, timeout_s: float) -> int:
+def run(command: list[str], kind: str, memory: str, timeout_s: float, root: Path = _ROOT) -> int:
     """Boot, run, copy the output, return the status."""
     with tempfile.TemporaryDirectory(prefix="uml-") as name:
         folder = Path(name)
-        write_guest(folder, command, kind)
+        modules = UML_MODULES if kind == "uml" else root / qemu.MODULES
+        write_guest(folder, command, kind, modules)
         with (folder / "console").open("wb") as console:
             guest = subprocess.Popen(
-                BOOTS[kind](folder, memory),
+                BOOTS[kind](folder, memory, root),
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
             )  # fmt: skip
             with suppress(OSError):
@@ -106,7 +110,7 @@ def run(command: list[str], kind: str, memory: str, timeout_s: float) -> int:
         return _NO_RESULT if in_time else _TIMED_OUT
 
 
-def write_guest(folder: Path, command: list[str], kind: str) -> None:
+def write_guest(folder: Path, command: list[str], kind: str, modules: Path) -> None:
     """What the guest needs: its init, the command with its environment, a file for the output."""
     init = folder / "init"
     guest = [sys.executable, str(Path(__file__).absolute()), "--guest", kind, str(folder)]
@@ -120,7 +124,12 @@ def write_guest(folder: Path, command: list[str], kind: str) -> None:
     }
     if kind == "qemu":
         environment["PRFAAS_EMULATED"] = "1"
-    job = {"command": command, "directory": os.getcwd(), "environment": environment}
+    job = {
+        "command": command,
+        "directory": os.getcwd(),
+        "environment": environment,
+        "modules": str(modules),
+    }
     (folder / "job.json").write_text(json.dumps(job))
     (folder / "output").touch()
 
@@ -153,7 +162,7 @@ def be_guest(kind: str, folder: str) -> None:
     with (RESULTS / "output").open("ab") as output:
         try:
             for module in MODULES:
-                load(libc, MODULE_ROOTS[kind] / os.uname().release, module)
+                load(libc, Path(job["modules"]) / os.uname().release, module)
             os.environ.clear()
             os.environ.update(job["environment"])
             status = subprocess.run(
@@ -201,7 +210,8 @@ def load(libc: ctypes.CDLL, base: Path, module: str) -> None:
             if done != 0 and ctypes.get_errno() != 17:  # EEXIST: loaded already
                 raise OSError(ctypes.get_errno(), f"cannot load the module {each}")
         return
-    raise FileNotFoundError(f"{base} has no module {module}")
+    if not qemu.is_built_in(base, module):
+        raise FileNotFoundError(f"{base} has no module {module}")
 
 
 def main() -> None:
@@ -210,13 +220,20 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--with", choices=BOOTS, dest="kind", help="default: which there is")
+    parser.add_argument(
+        "--kernel-root", type=Path, default=_ROOT, metavar="DIR",
+        help="emulate the kernel that DIR has in boot and lib/modules",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=600, metavar="S")
     parser.add_argument("--memory", default="1G")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    kind = arguments.kind or choose()
+    root = arguments.kernel_root
+    kind = arguments.kind or ("qemu" if root != _ROOT else choose())
+    if kind == "qemu" and (lacking := qemu.missing(root)) is not None:
+        sys.exit(f"no kernel below {root} can be emulated: {lacking}")
     timeout_s = arguments.timeout * (_EMULATION_FACTOR if kind == "qemu" else 1)
-    sys.exit(run(arguments.command, kind, arguments.memory, timeout_s))
+    sys.exit(run(arguments.command, kind, arguments.memory, timeout_s, root.resolve()))
 
 
 if __name__ == "__main__":
