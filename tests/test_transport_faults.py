@@ -70,7 +70,7 @@ async def failed(transfer: Transfer) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_killed_sender_fails_the_expectation(loop: str) -> None:
     async def main() -> None:
-        async with KvReceiver(SECRET) as receiver:
+        async with KvReceiver(SECRET, ReceiverLimits(resume_s=0.2)) as receiver:
             port = await receiver.start("127.0.0.1")
             process = await start(SENDER, str(port))
             assert await line(process) == "half"

@@ -235,7 +235,7 @@ async def welcome(
     own = proof("server", SECRET, hello.role, hello.session, nonce, hello.nonce)
     writer.write(encode_control(Welcome(own, 65_536)))
     decoder.unlock(65_536)
-    (offer,) = decoder.feed(await reader.readexactly(8 + 29 + 8))
+    (offer,) = decoder.feed(await reader.readexactly(8 + 37 + 8))
     assert isinstance(offer, Offer)
     return decoder, offer
 

@@ -13,11 +13,13 @@ from harness.transport.frames import (
     DTYPES,
     MAX_LAYERS,
     MAX_META_BYTES,
+    MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MAX_ROOM,
     MAX_TRANSFER_BYTES,
     NO_ROOM,
     Ack,
+    Arrived,
     Challenge,
     Code,
     Control,
@@ -38,6 +40,7 @@ from harness.transport.intake import DataEnd, Intake
 from harness.transport.wire import encode_control, encode_data_head
 
 ROOMS = st.integers(0, MAX_ROOM)
+NUMBERS = st.integers(0, MAX_NUMBER)
 COUNTS = st.integers(0, MAX_TRANSFER_BYTES)
 LAYERS = st.integers(0, MAX_LAYERS - 1)
 META = st.binary(max_size=300)
@@ -61,27 +64,44 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
         st.sampled_from(DTYPES),
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**32 - 1),
+        NUMBERS,
+        NUMBERS,
     ),
-    st.builds(Credit, ROOMS, COUNTS),
-    st.builds(LayerDone, ROOMS, LAYERS, COUNTS),
-    st.builds(Done, ROOMS, COUNTS, META),
-    st.builds(Ack, ROOMS, COUNTS),
-    st.builds(Error, st.one_of(ROOMS, st.just(NO_ROOM)), st.sampled_from(Code), SHORT_TEXT),
-    st.builds(Resume, ROOMS),
+    st.builds(Credit, ROOMS, COUNTS, NUMBERS),
+    st.builds(LayerDone, ROOMS, LAYERS, COUNTS, NUMBERS),
+    st.builds(Done, ROOMS, COUNTS, META, NUMBERS),
+    st.builds(Ack, ROOMS, COUNTS, NUMBERS),
+    st.builds(
+        Error, st.one_of(ROOMS, st.just(NO_ROOM)), st.sampled_from(Code), SHORT_TEXT, NUMBERS
+    ),
+    st.builds(Resume, ROOMS, NUMBERS, NUMBERS),
+    st.builds(
+        Arrived,
+        ROOMS,
+        st.lists(st.tuples(st.integers(0, 9), st.integers(10, MAX_TRANSFER_BYTES))).map(tuple),
+        NUMBERS,
+    ),
     st.builds(Progress, st.integers(0, 2**64 - 1)),
 )
-#: room, layer, offset, payload, checksum on or off
+#: room, layer, offset, payload, checksum on or off, transfer
 DATA = st.tuples(
-    ROOMS, LAYERS, st.integers(0, 2**43), st.binary(min_size=1, max_size=500), st.booleans()
+    ROOMS,
+    LAYERS,
+    st.integers(0, 2**43),
+    st.binary(min_size=1, max_size=500),
+    st.booleans(),
+    NUMBERS,
 )
+Item = Control | tuple[int, int, int, bytes, bool, int]
 #: What a decoded frame is compared by: views die with the decoder's next read.
-Plain = Control | tuple[int, int, int, bytes, bool, bool]
+Plain = Control | tuple[int, int, int, bytes, bool, int, bool]
 
 
-def encode(item: Control | tuple[int, int, int, bytes, bool]) -> bytes:
+def encode(item: Item) -> bytes:
     if isinstance(item, tuple):
-        room, layer, offset, payload, checksum = item
-        return encode_data_head(room, layer, offset, memoryview(payload), checksum) + payload
+        room, layer, offset, payload, checksum, transfer = item
+        head = encode_data_head(room, layer, offset, memoryview(payload), checksum, transfer)
+        return head + payload
     return encode_control(item)
 
 
@@ -89,7 +109,8 @@ def plain(frame: Control | Data) -> Plain:
     if isinstance(frame, Data):
         payload = bytes(frame.payload)
         has_checksum = frame.checksum is not None
-        return frame.room, frame.layer, frame.offset, payload, has_checksum, frame.intact()
+        place = (frame.room, frame.layer, frame.offset)
+        return *place, payload, has_checksum, frame.transfer, frame.intact()
     return frame
 
 
@@ -106,9 +127,7 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.one_of(CONTROLS, DATA), max_size=12), st.lists(st.integers(0, 10**6)))
-def test_any_chunking_gives_the_frames_back(
-    items: list[Control | tuple[int, int, int, bytes, bool]], cuts: list[int]
-) -> None:
+def test_any_chunking_gives_the_frames_back(items: list[Item], cuts: list[int]) -> None:
     decoder = unlocked()
     decoded = [
         plain(frame)
@@ -124,7 +143,7 @@ def test_any_chunking_gives_the_frames_back(
     st.lists(st.integers(0, 10**6), max_size=10),
 )
 def test_mutated_frames_raise_nothing_but_wire_errors(
-    items: list[Control | tuple[int, int, int, bytes, bool]],
+    items: list[Item],
     mutations: list[tuple[int, int]],
     cuts: list[int],
 ) -> None:
@@ -137,8 +156,8 @@ def test_mutated_frames_raise_nothing_but_wire_errors(
         for piece in pieces(bytes(stream), cuts):
             for frame in decoder.feed(piece):
                 result = plain(frame)
-                if isinstance(result, tuple) and result[4] and result[5]:
-                    assert result[:5] in sent  # what still has a right checksum is what was sent
+                if isinstance(result, tuple) and result[4] and result[6]:
+                    assert result[:6] in sent  # what still has a right checksum is what was sent
     except WireError:
         with pytest.raises(WireError):
             decoder.feed(b"")
@@ -163,25 +182,27 @@ def test_frames_before_a_violation_are_decoded(items: list[Control]) -> None:
 
 def test_bytes_of_a_data_frame_by_hand() -> None:
     payload = b"attention state"
-    seed = xxhash.xxh3_64(struct.pack("!QIQ", 7, 3, 4096)).intdigest()
+    seed = xxhash.xxh3_64(struct.pack("!QIIQ", 7, 2, 3, 4096)).intdigest()
     digest = xxhash.xxh3_64(payload, seed=seed).intdigest()
-    body = struct.pack("!QIIQQ", 7, 3, 1, 4096, digest) + payload
+    body = struct.pack("!QIHHQQ", 7, 2, 3, 1, 4096, digest) + payload
     expected = b"KV\x02\x06" + struct.pack("!I", len(body)) + body
-    assert encode((7, 3, 4096, payload, True)) == expected
-    assert encode_control(Credit(7, 9)) == bytes.fromhex(
-        "4b5602050000001000000000000000070000000000000009"
+    assert encode((7, 3, 4096, payload, True, 2)) == expected
+    assert encode_control(Credit(7, 9, 2)) == bytes.fromhex(
+        "4b560205000000140000000000000007000000020000000000000009"
     )
 
 
-@pytest.mark.parametrize("moved", [(8, 3, 4096), (7, 2, 4096), (7, 3, 4097)])
-def test_a_payload_in_the_wrong_place_fails_its_checksum(moved: tuple[int, int, int]) -> None:
-    frame = bytearray(encode((7, 3, 4096, b"payload", True)))
-    room, layer, offset = moved
-    struct.pack_into("!QI", frame, 8, room, layer)
+@pytest.mark.parametrize(
+    "moved", [(8, 2, 3, 4096), (7, 1, 3, 4096), (7, 2, 2, 4096), (7, 2, 3, 4097)]
+)
+def test_a_payload_in_the_wrong_place_fails_its_checksum(moved: tuple[int, int, int, int]) -> None:
+    frame = bytearray(encode((7, 3, 4096, b"payload", True, 2)))
+    room, transfer, layer, offset = moved
+    struct.pack_into("!QIH", frame, 8, room, transfer, layer)
     struct.pack_into("!Q", frame, 24, offset)
     (data,) = unlocked().feed(frame)
     assert isinstance(data, Data)
-    assert (data.room, data.layer, data.offset) == moved
+    assert (data.room, data.transfer, data.layer, data.offset) == moved
     assert not data.intact()
 
 
@@ -189,13 +210,14 @@ def test_a_payload_in_the_wrong_place_fails_its_checksum(moved: tuple[int, int, 
     ("header", "message"),
     [
         (("GE", 1, 9, 16), "where a frame should begin"),
-        (("KV", 1, 9, 16), "wire version 1; this side speaks version 2"),
+        (("KV", 1, 9, 20), "wire version 1; this side speaks version 2"),
         (("KV", 2, 99, 16), "unknown kind"),
-        (("KV", 2, 9, 17), "ACK frame of 17 bytes"),
+        (("KV", 2, 9, 21), "ACK frame of 21 bytes"),
         (("KV", 2, 6, 32), "DATA frame of 32 bytes"),
         (("KV", 2, 6, 2**32 - 1), "allowed are 33"),
         (("KV", 2, 4, 2**31), "OFFER frame of"),
         (("KV", 2, 11, 2**31), "RESUME frame of"),
+        (("KV", 2, 13, 2**31), "ARRIVED frame of"),
     ],
 )
 def test_a_bad_header_is_refused_before_its_body_is_awaited(
@@ -206,9 +228,11 @@ def test_a_bad_header_is_refused_before_its_body_is_awaited(
         unlocked().feed(struct.pack("!2sBBI", magic.encode(), version, kind, length))
 
 
-@pytest.mark.parametrize("item", [Offer(1, (2,)), Credit(1, 2), Done(1, 2), (1, 0, 0, b"x", True)])
+@pytest.mark.parametrize(
+    "item", [Offer(1, (2,)), Credit(1, 2), Done(1, 2), (1, 0, 0, b"x", True, 0)]
+)
 def test_only_the_handshake_is_accepted_before_it_ends(
-    item: Control | tuple[int, int, int, bytes, bool],
+    item: Item,
 ) -> None:
     with pytest.raises(WireError, match="before the handshake"):
         WireReader().feed(encode(item))
@@ -217,13 +241,13 @@ def test_only_the_handshake_is_accepted_before_it_ends(
 def test_payloads_beyond_the_agreed_size_are_refused() -> None:
     decoder = WireReader()
     decoder.unlock(100)
-    assert len(decoder.feed(encode((1, 0, 0, bytes(100), False)))) == 1
+    assert len(decoder.feed(encode((1, 0, 0, bytes(100), False, 0)))) == 1
     with pytest.raises(WireError, match="allowed are 33 to 132"):
-        decoder.feed(encode((1, 0, 0, bytes(101), False)))
+        decoder.feed(encode((1, 0, 0, bytes(101), False, 0)))
 
 
 def test_a_payload_passes_the_stage_only_with_the_frame_before_it() -> None:
-    decoder, frame = unlocked(), encode((1, 0, 0, bytes(300_000), True))
+    decoder, frame = unlocked(), encode((1, 0, 0, bytes(300_000), True, 0))
     for start in range(0, len(frame) - 1, 1000):
         assert decoder.feed(frame[start : min(start + 1000, len(frame) - 1)]) == []
     place, stage = decoder.intake.buffers()
@@ -235,7 +259,7 @@ def test_a_payload_passes_the_stage_only_with_the_frame_before_it() -> None:
 def test_a_dropped_payload_leaves_the_next_frame_whole(
     payload: bytes, cut: int, at_once: bool
 ) -> None:
-    stream = encode((1, 0, 0, payload, True)) + encode(Credit(7, 9))
+    stream = encode((1, 0, 0, payload, True, 0)) + encode(Credit(7, 9))
     cut = 40 + cut % len(payload)
     intake, seen = Intake(64), []
     intake.unlock(MAX_PAYLOAD_BYTES)
@@ -270,6 +294,7 @@ def test_a_dropped_payload_leaves_the_next_frame_whole(
         Credit(NO_ROOM, 1),
         Ack(1, MAX_TRANSFER_BYTES + 1),
         Challenge(b"short"),
+        Arrived(1, ((2, 2),)),
         LayerDone(1, MAX_LAYERS, 1),
     ],
 )

@@ -16,9 +16,12 @@ class Data:
     offset: int
     payload: bytes
     checksum: int | None
+    transfer: int = 0
 
     def intact(self) -> bool:
-        head = DataHead(self.room, self.layer, self.offset, len(self.payload), self.checksum)
+        head = DataHead(
+            self.room, self.layer, self.offset, len(self.payload), self.checksum, self.transfer
+        )
         return head.intact(memoryview(self.payload))
 
 
@@ -57,8 +60,10 @@ class WireReader:
                     self.intake.place(memoryview(self._landing))
                 case DataEnd(head, placed):
                     assert placed
+                    payload = bytes(self._landing)
                     yield Data(
-                        head.room, head.layer, head.offset, bytes(self._landing), head.checksum
+                        *(head.room, head.layer, head.offset, payload, head.checksum),
+                        head.transfer,
                     )
                 case _:
                     yield event

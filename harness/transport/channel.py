@@ -6,18 +6,27 @@ at a time (OpenSSL has no scatter and gather).
 
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
 Buffers = Sequence[memoryview | bytes]
+#: Fewer are not worth the system call that asks to wait for them.
+_LEAST_AWAITED_BYTES = 64 * 1024
 
 
 class Channel(Protocol):
     """What a connection asks of its bytes."""
 
+    #: Whether ``send`` takes of the first buffer only.
+    one_at_a_time: bool
+
     @property
     def sock(self) -> socket.socket:
         """The socket, to wait for and to ask about."""
+
+    def wake_at(self, nbytes: int) -> None:
+        """Be readable only when so many bytes have come (or the stream has ended), where it can."""
 
     def shake_hands(self) -> bool:
         """Go on with the channel's own handshake; whether it is over. OSError if it fails."""
@@ -38,9 +47,20 @@ class Channel(Protocol):
 class PlainChannel:
     """TCP as it is."""
 
+    one_at_a_time = False
+
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self._wakes_at = 1
+
+    def wake_at(self, nbytes: int) -> None:
+        # The kernel wakes earlier when its buffer or the window is full, so nothing can wait for
+        # what cannot come.
+        nbytes = nbytes if nbytes >= _LEAST_AWAITED_BYTES else 1
+        if nbytes != self._wakes_at and sys.platform == "linux":
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._wakes_at = nbytes
 
     def shake_hands(self) -> bool:
         return True
@@ -66,6 +86,8 @@ class PlainChannel:
 
 class TlsChannel:
     """TLS over TCP; the peer's certificate has been checked when ``shake_hands`` returns true."""
+
+    one_at_a_time = True
 
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None
@@ -97,6 +119,9 @@ class TlsChannel:
             return self.sock.send(buffers[0])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
+
+    def wake_at(self, nbytes: int) -> None:
+        """Of records, which are what the kernel has, no one knows how many make ``nbytes``."""
 
     def pending(self) -> bool:
         return self.sock.pending() > 0

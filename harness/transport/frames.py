@@ -23,13 +23,16 @@ MAX_TRANSFER_BYTES = 2**44
 MAX_PAYLOAD_BYTES = 4 * 2**20
 MAX_META_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 1024
+MAX_PIECES = 4096
 ROLE_SENDER = 1
 REPORT_LAYERS = 1
 #: What the payload is made of; the transfer itself treats it as bytes.
 DTYPES = ("bytes", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8")
 
-#: Room, layer, offset.
-_PLACE = struct.Struct("!QIQ")
+MAX_NUMBER = 2**32 - 1
+
+#: Room, transfer, layer, offset.
+_PLACE = struct.Struct("!QIIQ")
 
 
 class WireError(TransportError):
@@ -58,6 +61,7 @@ class Kind(IntEnum):
     ERROR = 10
     RESUME = 11
     PROGRESS = 12
+    ARRIVED = 13
 
 
 class Code(IntEnum):
@@ -100,6 +104,8 @@ class Offer:
     """``layer_bytes`` are the bytes to be sent; ``prefix_tokens`` the destination has already.
 
     ``flags`` may be REPORT_LAYERS: the receiver says LayerDone of every layer that holds bytes.
+    ``transfer`` is another one each time that the session offers the room, and ``attempt`` counts
+    the connections that this transfer has had before.
     """
 
     room: int
@@ -108,12 +114,15 @@ class Offer:
     dtype: str = "bytes"
     prefix_tokens: int = 0
     flags: int = 0
+    transfer: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
     room: int
     limit_bytes: int
+    transfer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +134,12 @@ class DataHead:
     offset: int
     length_bytes: int
     checksum: int | None
+    transfer: int = 0
 
     def intact(self, payload: memoryview) -> bool:
         """Whether the checksum holds; true when the sender left it out."""
         return self.checksum is None or self.checksum == checksum_of(
-            self.room, self.layer, self.offset, payload
+            self.room, self.layer, self.offset, payload, self.transfer
         )
 
 
@@ -138,6 +148,7 @@ class LayerDone:
     room: int
     layer: int
     payload_bytes: int
+    transfer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +156,14 @@ class Done:
     room: int
     payload_bytes: int
     meta: bytes = b""
+    transfer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
     room: int
     payload_bytes: int
+    transfer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +171,17 @@ class Error:
     room: int
     code: Code
     message: str
+    transfer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The room goes on over this connection; the receiver answers with its Credit or its Ack."""
+    """The room goes on over this connection; the receiver answers with its Credit and what has
+    Arrived, or with its Ack."""
 
     room: int
+    transfer: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +189,18 @@ class Progress:
     """``frames`` data frames have been taken from this connection since it opened."""
 
     frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Bytes [start, end) of all layers, one after another, that need not be sent again.
+
+    Not all of them, where they are in more than MAX_PIECES pieces.
+    """
+
+    room: int
+    pieces: tuple[tuple[int, int], ...]
+    transfer: int = 0
 
 
 Control = (
@@ -186,10 +215,11 @@ Control = (
     | Error
     | Resume
     | Progress
+    | Arrived
 )
 
 
-def checksum_of(room: int, layer: int, offset: int, payload: memoryview) -> int:
+def checksum_of(room: int, layer: int, offset: int, payload: memoryview, transfer: int = 0) -> int:
     """xxh3-64 of the payload, seeded with the xxh3-64 of where it belongs."""
-    seed = xxhash.xxh3_64_intdigest(_PLACE.pack(room, layer, offset))
+    seed = xxhash.xxh3_64_intdigest(_PLACE.pack(room, transfer, layer, offset))
     return xxhash.xxh3_64_intdigest(payload, seed)

@@ -30,6 +30,8 @@ from harness.transport.lane import Lane
 from harness.transport.rooms import Claim
 
 _MAX_UNREAD_BYTES = 1 << 20
+#: Frames that would be sent again in vain if the connection were lost right after them.
+_TOLD_FRAMES = 8
 
 
 class Rooms(Protocol):
@@ -38,9 +40,10 @@ class Rooms(Protocol):
     def joined(self, peer: "Inbound") -> None: ...
     def left(self, peer: "Inbound") -> None: ...
     def offered(self, peer: "Inbound", offer: Offer) -> None: ...
-    def resumed(self, peer: "Inbound", room: int) -> None: ...
+    def resumed(self, peer: "Inbound", resume: Resume) -> None: ...
     def done(self, peer: "Inbound", done: Done) -> None: ...
-    def given_up(self, peer: "Inbound", room: int, message: str) -> None: ...
+    def given_up(self, peer: "Inbound", error: Error) -> None: ...
+    def faulted(self, peer: "Inbound", claim: Claim | None, reason: str) -> None: ...
     def claim(self, peer: "Inbound", head: DataHead) -> Claim | None: ...
     def take(self, claim: Claim) -> None: ...
     def drop(self, claim: Claim) -> None: ...
@@ -63,6 +66,7 @@ class Inbound:
         self.name = name
         self.session: bytes | None = None
         self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # whoever waits for it must not cancel it
         self._rooms = rooms
         self._max_payload_bytes, self._auth_timeout_s = max_payload_bytes, auth_timeout_s
         self._on_lost = on_lost
@@ -91,6 +95,10 @@ class Inbound:
         """Close at once; from any thread."""
         self._connection.abort(reason)
 
+    def let_go(self, claim: Claim) -> None:
+        """Drop the rest of the claim's payload: its room is over; from any thread."""
+        self._connection.in_lane(lambda: self._let_go(claim))
+
     # As the connection's end, in its lane
 
     def opened(self) -> None:
@@ -113,15 +121,17 @@ class Inbound:
                 self._rooms.offered(self, event)
             case Done():
                 self._rooms.done(self, event)
-            case Resume(room):
-                self._rooms.resumed(self, room)
-            case Error(room, _, message):
-                self._rooms.given_up(self, room, message)
+            case Resume():
+                self._rooms.resumed(self, event)
+            case Error():
+                self._rooms.given_up(self, event)
             case _:
                 raise WireError(f"a sender has no {type(event).__name__} frame")
 
     def drained(self) -> None:
-        if self._frames > self._told_frames:
+        untold = self._frames - self._told_frames
+        # In a steady stream every few frames are told at once; before a pause, all of them.
+        if untold >= _TOLD_FRAMES or (untold and not self._connection.intake.left_bytes):
             self._told_frames = self._frames
             self._connection.send(Progress(self._frames))
 
@@ -131,16 +141,30 @@ class Inbound:
     def pull(self) -> Iterable[memoryview | bytes]:
         return ()
 
-    def lost(self, reason: str) -> None:  # noqa: ARG002 - the peer is told, the rooms need not be
-        if self._auth_timer is not None:
-            self._auth_timer.cancel()
-        if self._claim is not None:
-            self._rooms.drop(self._claim)
-            self._claim = None
+    def faulted(self, reason: str) -> None:
         if self.session is not None:
-            self._rooms.left(self)
-        self._on_lost(self)
-        self.ended.set_result(None)
+            self._rooms.faulted(self, self._claim, reason)
+
+    def ending(self) -> None:
+        """Nothing is asked of the socket."""
+
+    def lost(self, reason: str) -> None:  # noqa: ARG002 - the peer is told, the rooms need not be
+        try:
+            if self._auth_timer is not None:
+                self._auth_timer.cancel()
+            if self._claim is not None:
+                self._let_go(self._claim)
+            if self.session is not None:
+                self._rooms.left(self)
+        finally:
+            self._on_lost(self)
+            self.ended.set_result(None)
+
+    def _let_go(self, claim: Claim) -> None:
+        if self._claim is claim:
+            self._claim = None
+            self._connection.intake.place(None)
+            self._rooms.drop(claim)
 
     def _limit_authentication(self) -> None:
         self._auth_timer = self._lane.loop.call_later(self._auth_timeout_s, self._auth_expired)

@@ -46,6 +46,15 @@ class Intake:
         """The handshake is over: accept every kind, and data frames up to this payload."""
         self._max_payload_bytes = max_payload_bytes
 
+    @property
+    def left_bytes(self) -> int:
+        """Of the payload under way, what has not come yet."""
+        return self._left_bytes
+
+    def shut(self) -> None:
+        """Nothing more is listened to: whatever comes is dropped unread."""
+        self._violation = "bytes after the end"
+
     def place(self, view: memoryview | None) -> None:
         """Where the rest of the payload goes; None drops it (also in the middle of a payload)."""
         assert self._head is not None
@@ -55,18 +64,20 @@ class Intake:
 
     def buffers(self) -> list[memoryview]:
         """Where to read to, in this order; never empty."""
+        if self._violation is not None:
+            return [self._dropped()]  # a length that was refused must not size the stage
         if self._left_bytes:
             if self._place is not None:
                 return [self._place, self._room()]
-            if self._discard is None:
-                self._discard = memoryview(bytearray(_DISCARD_BYTES))
-            if self._left_bytes > len(self._discard):
-                return [self._discard]
-            return [self._discard[: self._left_bytes], self._room()]
+            if self._left_bytes > _DISCARD_BYTES:
+                return [self._dropped()]
+            return [self._dropped()[: self._left_bytes], self._room()]
         return [self._room()]
 
     def received(self, nbytes: int) -> Iterator[Control | DataHead | DataEnd]:
         """Iterate what ``nbytes`` read into ``buffers()`` complete; WireError at a violation."""
+        if self._violation is not None:
+            raise WireError(self._violation)
         if self._left_bytes:
             took = min(nbytes, self._left_bytes)
             self._took(took)
@@ -125,9 +136,12 @@ class Intake:
         self._placed = False
         return end
 
+    def _dropped(self) -> memoryview:
+        if self._discard is None:
+            self._discard = memoryview(bytearray(_DISCARD_BYTES))
+        return self._discard
+
     def _next(self) -> Control | DataHead | None:
-        if self._violation is not None:
-            raise WireError(self._violation)
         try:
             return self._parse()
         except WireError as error:

@@ -38,11 +38,17 @@ class Source(Protocol):
     def take(self, connection: "Outbound") -> list[Chunk]:
         """The next batch; when it is empty the connection sleeps until it is woken."""
 
+    def progressed(self) -> None:
+        """The receiver has taken data."""
+
     def answered(self, frame: Control) -> None:
         """A frame of the receiver about one room."""
 
-    def lost(self, connection: "Outbound", unacknowledged: list[Chunk], reason: str) -> None:
-        """The connection has ended."""
+    def faulted(self, connection: "Outbound", chunks: list[Chunk], reason: str) -> None:
+        """This program failed while it served the connection."""
+
+    def lost(self, connection: "Outbound", chunks: list[Chunk], reason: str) -> None:
+        """The connection has ended; the receiver has not acknowledged these chunks."""
 
 
 class Outbound:
@@ -60,8 +66,12 @@ class Outbound:
         self.index = index
         self.alive = True
         self.max_payload_bytes = 0
+        self.started_mono_s = time.monotonic()
+        self.retransmits: int | None = None  # when it ended
         self.welcomed: Future[None] = Future()
         self.ended: Future[None] = Future()
+        for future in (self.welcomed, self.ended):
+            future.set_running_or_notify_cancel()  # whoever waits for it must not cancel it
         self._source = source
         self._handshake = Dialling(secret, session)
         self._unacknowledged: deque[Chunk] = deque()
@@ -96,6 +106,10 @@ class Outbound:
     def wake(self) -> None:
         """There may be chunks; from any thread."""
         self._connection.wake()
+
+    def detach(self) -> None:
+        """Hold no view of a user's buffer that is yet to be sent; blocks a moment."""
+        self._connection.detach()
 
     def close(self, reason: str) -> None:
         """Write what is queued, then close; from any thread."""
@@ -144,18 +158,32 @@ class Outbound:
     def _encoded(self, chunks: list[Chunk]) -> Iterator[memoryview | bytes]:
         for chunk in chunks:
             yield encode_data_head(
-                chunk.transfer.room, chunk.layer, chunk.offset, chunk.view, self._source.checksum
+                chunk.transfer.room,
+                chunk.layer,
+                chunk.offset,
+                chunk.view,
+                self._source.checksum,
+                chunk.transfer.number,
             )
             yield chunk.view
+
+    def faulted(self, reason: str) -> None:
+        self._source.faulted(self, list(self._unacknowledged), reason)
+
+    def ending(self) -> None:
+        last = self.sample("", 0)
+        self.retransmits = last.retransmits if last is not None else None
 
     def lost(self, reason: str) -> None:
         self._retire(reason)
         assert self._reason is not None
-        if not self.welcomed.done():
-            self.welcomed.set_exception(TransportError(self._reason))
-        self._source.lost(self, list(self._unacknowledged), self._reason)
-        self._unacknowledged.clear()
-        self.ended.set_result(None)
+        try:
+            self._source.lost(self, list(self._unacknowledged), self._reason)
+        finally:
+            self._unacknowledged.clear()
+            if not self.welcomed.done():
+                self.welcomed.set_exception(TransportError(self._reason))
+            self.ended.set_result(None)
 
     def _acknowledge(self, frames: int) -> None:
         newly = frames - self._acknowledged_frames
@@ -165,6 +193,7 @@ class Outbound:
                 f"{len(self._unacknowledged)} are under way"
             )
         self._acknowledged_frames = frames
+        self._source.progressed()
         for _ in range(newly):
             self._unacknowledged.popleft()
 

@@ -12,18 +12,21 @@ the receiver's machine says that nobody listens there any more.
 """
 
 import asyncio
-import socket
-import ssl
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from harness.core import TransportError
-from harness.transport.channel import Channel, PlainChannel, TlsChannel
+from harness.transport.dialling import SenderSettings, dial
 from harness.transport.frames import (
+    MAX_NUMBER,
+    SESSION_BYTES,
     Ack,
+    Arrived,
+    Code,
     Control,
     Credit,
     Error,
@@ -34,33 +37,14 @@ from harness.transport.frames import (
 )
 from harness.transport.lane import Lanes
 from harness.transport.outbound import Outbound
-from harness.transport.socket_options import SocketOptions, tune_before_connect, tune_connected
 from harness.transport.tcp_info import TcpSample
 from harness.transport.transfer import Chunk, Transfer
 from harness.transport.wire import encode_control
 
 _LEAST_QUANTUM_BYTES = 16 * 1024
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_LEAST_PAUSE_S, _MOST_PAUSE_S, _LEAST_TRY_S = 0.02, 1.0, 0.05
 #: How long a peer may take to read what is queued when the sender closes.
 _FAREWELL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class SenderSettings:
-    """What all connections of a sender have in common; times are wall seconds."""
-
-    secret: bytes
-    session: bytes
-    connections: int
-    checksum: bool
-    chunk_bytes: int
-    whole_layers: bool
-    connect_timeout_s: float
-    offer_timeout_s: float
-    ack_timeout_s: float
-    resume_timeout_s: float
-    options: SocketOptions
-    tls: ssl.SSLContext | None
 
 
 class Pool:
@@ -74,12 +58,15 @@ class Pool:
         self._host, self._port = host, port
         self._loop = asyncio.get_running_loop()
         self._slots: list[Outbound | None] = [None] * settings.connections
-        self._idle: list[Outbound] = []
+        self._idle: dict[Outbound, None] = {}  # as an ordered set
+        self._session = secrets.token_bytes(SESSION_BYTES)
+        self._opened = 0
         self._transfers: dict[int, Transfer] = {}
         self._ready: deque[Transfer] = deque()
         self._queued: set[Transfer] = set()
         self._backlog_bytes = 0
         self._retired_retransmits = 0
+        self._dead_since_s: float | None = None  # without a connection that got data across
         self._connecting = asyncio.Lock()
         self._mending: asyncio.Task[None] | None = None
         self._closed = False
@@ -97,8 +84,13 @@ class Pool:
         """Fill the empty slots."""
         if len(self._alive()) == len(self._slots):
             return
-        for error in await self._fill():
+        for error in await self._fill(self._settings.connect_timeout_s):
             raise error
+
+    async def reach(self) -> None:
+        """Have connections: all of them at first, later whatever is left of them."""
+        if not self._alive():
+            await self.connect()
 
     async def open(self, offer: Offer, on_layer: Callable[[int], None] | None) -> Transfer:
         """Offer a transfer; returns when the receiver has granted its memory."""
@@ -115,8 +107,11 @@ class Pool:
             if not alive:
                 raise TransferError(offer.room, self.peer, "offer", "every connection is lost")
             control = alive[offer.room % len(alive)]
+            offer = replace(offer, transfer=self._opened & MAX_NUMBER)
+            self._opened += 1
             transfer = Transfer(self, control, offer, self._settings.ack_timeout_s, on_layer)
             self._transfers[offer.room] = transfer
+        self._mend("a connection was lost before")
         await transfer.accepted(time.monotonic() + self._settings.offer_timeout_s)
         return transfer
 
@@ -150,14 +145,20 @@ class Pool:
         if transfer not in self._queued and transfer.sendable():
             self._queued.add(transfer)
             self._ready.append(transfer)
-        if self._ready and self._idle:
-            self._idle.pop(0).wake()
+        self._wake_one()
 
     def forget(self, transfer: Transfer, unsent_bytes: int) -> None:
         """The transfer has ended, well or badly."""
         self._backlog_bytes -= unsent_bytes
         if self._transfers.get(transfer.room) is transfer:
             del self._transfers[transfer.room]
+
+    def detach(self) -> None:
+        """No connection reads a user's buffer when this returns; without the lock."""
+        with self.lock:
+            connections = [each for each in self._slots if each is not None]
+        for connection in connections:
+            connection.detach()
 
     def retransmits(self) -> int | None:
         """Segments sent again so far, on the connections of now and before."""
@@ -179,23 +180,31 @@ class Pool:
                 chunks += more
                 taken_bytes += sum(len(chunk.view) for chunk in more)
             self._backlog_bytes -= taken_bytes
-            if not chunks:
-                self._idle.append(connection)
-            elif self._ready and self._idle:
-                self._idle.pop(0).wake()
+            if chunks:
+                self._idle.pop(connection, None)
+                self._wake_one()
+            else:
+                self._idle[connection] = None
             return chunks
+
+    def progressed(self) -> None:
+        """See ``Source``."""
+        self._dead_since_s = None
 
     def answered(self, frame: Control) -> None:
         """See ``Source``."""
-        if not isinstance(frame, Credit | LayerDone | Ack | Error):
+        if not isinstance(frame, Credit | Arrived | LayerDone | Ack | Error):
             raise WireError(f"a receiver has no {type(frame).__name__} frame for this sender")
         with self.lock:
             transfer = self._transfers.get(frame.room)
-            if transfer is None:
+            if transfer is None or transfer.number != frame.transfer:
                 return  # the answer to one that has been given up
             match frame:
                 case Credit(_, limit_bytes):
                     transfer.credit(limit_bytes)
+                case Arrived(_, pieces):
+                    if transfer.arrived(pieces):
+                        self.progressed()
                 case LayerDone(_, layer, _):
                     transfer.layer_arrived(layer)
                 case Ack(_, payload_bytes):
@@ -203,21 +212,34 @@ class Pool:
                 case Error(_, code, message):
                     transfer.fail(f"the receiver ended it: {message} ({code.name})")
 
-    def lost(self, connection: Outbound, unacknowledged: list[Chunk], reason: str) -> None:
+    def faulted(self, connection: Outbound, chunks: list[Chunk], reason: str) -> None:
+        """See ``Source``. Sent again, the same chunks could fail every connection in turn."""
+        with self.lock:
+            touched = {chunk.transfer for chunk in chunks}
+            touched |= {each for each in self._transfers.values() if each.control is connection}
+            for transfer in touched:
+                transfer.fail(reason, tell=Code.ABORTED)
+
+    def lost(self, connection: Outbound, chunks: list[Chunk], reason: str) -> None:
         """See ``Source``."""
         with self.lock:
+            self._retired_retransmits += connection.retransmits or 0
+            self._idle.pop(connection, None)
+            for chunk in chunks:
+                chunk.transfer.send_again(chunk)
+            lost_chunks = {chunk.transfer for chunk in chunks}
             if self._slots[connection.index] is not connection:
                 return  # it never got that far
             self._slots[connection.index] = None
-            if connection in self._idle:
-                self._idle.remove(connection)
-            for chunk in unacknowledged:
-                chunk.transfer.send_again(chunk)
-            alive = self._alive()
-            for transfer in self._transfers.values():
+            for transfer in list(self._transfers.values()):
                 if transfer.control is connection:
                     transfer.control = None
-            self._move_orphans(alive)
+                elif transfer in lost_chunks and transfer.control is not None:
+                    transfer.move(transfer.control)
+            self._move_orphans()
+            now_s, resume_s = time.monotonic(), self._settings.resume_timeout_s
+            if self._dead_since_s is None or now_s - connection.started_mono_s > resume_s:
+                self._dead_since_s = now_s
             if not self._closed:
                 self._loop.call_soon_threadsafe(self._mend, reason)
 
@@ -241,53 +263,60 @@ class Pool:
                 return chunks
         return []
 
-    def _move_orphans(self, alive: list[Outbound]) -> None:
+    def _wake_one(self) -> None:
+        """One that gets chunks wakes the next."""
+        if self._ready and self._idle:
+            connection = next(iter(self._idle))
+            del self._idle[connection]
+            connection.wake()
+
+    def _move_orphans(self) -> None:
+        """Have every transfer go on, if a connection is left."""
+        alive = self._alive()
         if not alive:
             return
         for transfer in list(self._transfers.values()):
             if transfer.control is None:
                 transfer.move(alive[transfer.room % len(alive)])
-        while self._ready and self._idle:
-            self._idle.pop(0).wake()
+        for connection in self._idle:
+            connection.wake()
+        self._idle.clear()
 
     # Connecting, on the user's loop
 
-    async def _fill(self) -> list[TransportError]:
+    async def _fill(self, within_s: float) -> list[TransportError]:
         """Try every empty slot once; the errors."""
         async with self._connecting:
             if self._closed:
                 raise TransferError(None, self.peer, "connect", "the sender has been closed")
-            empty = [
-                index for index, each in enumerate(self._slots) if each is None or not each.alive
-            ]
+            empty = [index for index, each in enumerate(self._slots) if each is None]
             results = await asyncio.gather(
-                *map(self._open_connection, empty), return_exceptions=True
+                *(self._open_connection(index, within_s) for index in empty),
+                return_exceptions=True,
             )
-        errors = [result for result in results if result is not None]
+        errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             if not isinstance(error, TransportError):
                 raise error
-        with self.lock:
-            self._move_orphans(self._alive())
         return [error for error in errors if isinstance(error, TransportError)]
 
-    async def _open_connection(self, index: int) -> None:
+    async def _open_connection(self, index: int, within_s: float) -> None:
         settings = self._settings
         phase = "connect"
         connection: Outbound | None = None
         try:
-            async with asyncio.timeout(settings.connect_timeout_s):
-                channel = await self._dial()
+            async with asyncio.timeout(within_s):
+                channel = await dial(settings, self._host, self._port)
                 phase = "handshake"
                 connection = Outbound(
-                    channel, self._lanes.next(), index, settings.secret, settings.session, self
+                    channel, self._lanes.next(), index, settings.secret, self._session, self
                 )
                 connection.start()
                 await asyncio.wrap_future(connection.welcomed)
         except (OSError, TransportError) as error:  # TimeoutError is an OSError
             if connection is not None:
                 connection.abort("the handshake failed")
-            problem = str(error) or f"no answer within {settings.connect_timeout_s:g} s"
+            problem = str(error) or f"no answer within {within_s:.3g} s"
             raise TransferError(None, self.peer, phase, problem) from error
         except BaseException:
             if connection is not None:
@@ -296,24 +325,8 @@ class Pool:
         with self.lock:
             if connection.alive:
                 self._slots[index] = connection
+                self._move_orphans()
                 connection.wake()
-
-    async def _dial(self) -> Channel:
-        options = self._settings.options
-        found = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            tune_before_connect(sock, options)
-            await self._loop.sock_connect(sock, address)
-            tune_connected(sock, options)
-            if self._settings.tls is None:
-                return PlainChannel(sock)
-            return TlsChannel(sock, self._settings.tls, self._host)
-        except BaseException:
-            sock.close()
-            raise
 
     def _mend(self, reason: str) -> None:
         """Replace what was lost, as long as somebody needs it."""
@@ -326,26 +339,41 @@ class Pool:
 
     def _mended(self, task: "asyncio.Task[None]") -> None:
         self._mending = None
-        if not task.cancelled():
-            task.result()
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
             self._mend("a connection was lost")
+        else:
+            self._give_up(f"connections could not be replaced: {error!r}")
+            self._loop.call_exception_handler({"message": "KV sender", "exception": error})
 
     async def _reconnect(self, reason: str) -> None:
-        pause_s, deadline_s = _FIRST_PAUSE_S, time.monotonic() + self._settings.resume_timeout_s
+        """Until every slot is filled; without any connection, for the resume timeout at most."""
+        settings = self._settings
+        began_s, last = time.monotonic(), "each was lost again"
+        pause_s = self._pause_s(began_s)
         while self._transfers:
-            errors = await self._fill()
-            if not errors and len(self._alive()) == len(self._slots):
-                return
-            if self._alive():
-                deadline_s = time.monotonic() + self._settings.resume_timeout_s
-            elif errors and (
-                time.monotonic() > deadline_s
-                or all(isinstance(each.__cause__, ConnectionRefusedError) for each in errors)
-            ):
-                self._give_up(f"{reason}; no connection could be made again: {errors[0]}")
-                return
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            left_s = (self._dead_since_s or began_s) + settings.resume_timeout_s - time.monotonic()
+            if not self._alive() and left_s < 0:
+                self._give_up(f"{reason}; no connection could be made again: {last}")
+                return
+            errors = await self._fill(min(settings.connect_timeout_s, max(_LEAST_TRY_S, left_s)))
+            if len(self._alive()) == len(self._slots):
+                return
+            if errors:
+                last = str(errors[0])
+            refused = [isinstance(each.__cause__, ConnectionRefusedError) for each in errors]
+            if refused and all(refused) and not self._alive():
+                self._give_up(f"{reason}; no connection could be made again: {last}")
+                return
+            pause_s = max(_LEAST_PAUSE_S, self._pause_s(began_s))
+
+    def _pause_s(self, began_s: float) -> float:
+        """None at first, then longer the longer it lasts, also when each try is lost at once."""
+        since_s = min(began_s, self._dead_since_s or began_s)
+        return min((time.monotonic() - since_s) / 2, _MOST_PAUSE_S)
 
     def _give_up(self, problem: str) -> None:
         with self.lock:

@@ -6,6 +6,7 @@ checked and placed in lanes of the receiver's own; futures belong to the loop th
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 import threading
@@ -29,6 +30,9 @@ __all__ = ["KvReceiver", "Received", "ReceiverLimits"]
 
 #: How long a peer may take to read why the receiver closes.
 _FAREWELL_S = 0.5
+_ACCEPTS_PER_TURN, _ACCEPT_PAUSE_S = 64, 0.1
+#: accept(2) when the process or the system is at its limit.
+_OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class KvReceiver:
@@ -78,6 +82,12 @@ class KvReceiver:
     def rooms(self) -> int:
         """Rooms that hold a buffer."""
         return self._reception.rooms if self._reception is not None else 0
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, authenticated or not yet."""
+        with self._lock:
+            return len(self._connections)
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on one address of this machine; returns the port."""
@@ -153,18 +163,39 @@ class KvReceiver:
         return self._reception
 
     def _accept(self) -> None:
-        """Take every connection that waits."""
-        while self._listener is not None:
+        """Take the connections that wait, a bounded number a turn: the loop has other work."""
+        for _ in range(_ACCEPTS_PER_TURN):
+            if self._listener is None:
+                return
             try:
                 sock, address = self._listener.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
                 continue  # it was gone before it was taken
+            except OSError as error:
+                if error.errno not in _OUT_OF:
+                    raise
+                self._pause_accepting()
+                return
             if not self._has_room():
                 sock.close()
                 continue
-            self._admit(sock, f"{address[0]}:{address[1]}")
+            try:
+                self._admit(sock, f"{address[0]}:{address[1]}")
+            except OSError:  # it was gone before its options were set
+                sock.close()
+
+    def _pause_accepting(self) -> None:
+        """The system has no descriptor or memory left: asked again at once, it would still not."""
+        loop = asyncio.get_running_loop()
+        assert self._listener is not None
+        loop.remove_reader(self._listener.fileno())
+        loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _has_room(self) -> bool:
         with self._lock:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from harness.core import TransportError
 from harness.transport.arena import Block
-from harness.transport.frames import Code, DataHead, Done, Offer
+from harness.transport.frames import MAX_PIECES, Code, DataHead, Done, Offer
 
 #: Pieces out of order that a room may hold; more than any honest striping leaves.
 MAX_INTERVALS = 16384
@@ -39,6 +39,10 @@ class Coverage:
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def pieces(self, most: int) -> tuple[tuple[int, int], ...]:
+        """The first intervals, ``most`` at most."""
+        return tuple(zip(self._starts[:most], self._ends[:most], strict=True))
 
     def covers(self, start: int, end: int) -> bool:
         """Whether every byte of [start, end) has arrived."""
@@ -107,6 +111,7 @@ class Owner(Protocol):
     """The connection that a frame comes over."""
 
     def abort(self, reason: str) -> None: ...
+    def let_go(self, claim: "Claim") -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +136,7 @@ class Landing:
 
     def __init__(self, offer: Offer, session: bytes, peer: str) -> None:
         self.room = offer.room
+        self.transfer = offer.transfer
         self.session = session
         self.peer = peer
         self.layer_bytes = offer.layer_bytes
@@ -146,6 +152,22 @@ class Landing:
         self._starts = tuple(accumulate(offer.layer_bytes, initial=0))
         self._layer_left = list(offer.layer_bytes)
         self._coverage = Coverage()
+
+    @property
+    def pieces(self) -> tuple[tuple[int, int], ...]:
+        """What has arrived, as a frame can tell it."""
+        return self._coverage.pieces(MAX_PIECES)
+
+    @property
+    def whole_layers(self) -> list[int]:
+        """The layers that hold bytes, all of which have arrived."""
+        return [
+            layer
+            for layer, (length, left) in enumerate(
+                zip(self.layer_bytes, self._layer_left, strict=True)
+            )
+            if length > 0 and left == 0
+        ]
 
     @property
     def landed(self) -> bool:

@@ -6,22 +6,21 @@ sender's own, or of its user's; futures belong to the loop it is used from.
 """
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
 from harness.core import TransportError
+from harness.transport.dialling import SenderSettings
 from harness.transport.frames import (
     MAX_PAYLOAD_BYTES,
     REPORT_LAYERS,
-    SESSION_BYTES,
     Offer,
     TransferError,
 )
 from harness.transport.handshake import check_secret
 from harness.transport.lane import Lanes
-from harness.transport.pool import Pool, SenderSettings
+from harness.transport.pool import Pool
 from harness.transport.socket_options import SocketOptions
 from harness.transport.tcp_info import TcpSample
 from harness.transport.tls import TlsFiles
@@ -77,7 +76,6 @@ class KvSender:
         )
         self._settings = SenderSettings(
             secret=check_secret(secret),
-            session=secrets.token_bytes(SESSION_BYTES),
             connections=connections,
             checksum=checksum,
             chunk_bytes=chunk_bytes,
@@ -120,10 +118,11 @@ class KvSender:
     ) -> Transfer:
         """Offer a transfer; returns when the receiver has granted its memory.
 
-        ``on_layer`` is told, on the caller's loop, of each layer that has arrived whole.
+        ``on_layer`` is told once, on the caller's loop, of each layer of some bytes that has
+        arrived whole. One connection that is up is enough; lost ones are replaced meanwhile.
         """
         pool = self._pool(host, port)
-        await pool.connect()
+        await pool.reach()
         flags = 0 if on_layer is None else REPORT_LAYERS
         return await pool.open(Offer(room, tuple(layer_bytes), meta, flags=flags), on_layer)
 

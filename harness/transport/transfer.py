@@ -8,9 +8,11 @@ take chunks and bring answers. All state is under the lock of the pool.
 import asyncio
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 from harness.transport.frames import (
@@ -64,6 +66,7 @@ class Pool(Protocol):
 
     def enqueue(self, transfer: "Transfer", nbytes: int) -> None: ...
     def forget(self, transfer: "Transfer", unsent_bytes: int) -> None: ...
+    def detach(self) -> None: ...
     def retransmits(self) -> int | None: ...
 
 
@@ -79,6 +82,7 @@ class Transfer:
         on_layer: Callable[[int], None] | None,
     ) -> None:
         self.room = offer.room
+        self.number = offer.transfer
         self.layer_bytes = offer.layer_bytes
         self.total_bytes = sum(offer.layer_bytes)
         self.sent_bytes = 0
@@ -89,11 +93,17 @@ class Transfer:
         self._unsent_layers = {k for k, length in enumerate(offer.layer_bytes) if length > 0}
         self._pieces: deque[tuple[int, int, memoryview]] = deque()  # layer, offset, bytes to go
         self._again: deque[Chunk] = deque()
+        self._asking = False
+        self._known_bytes = 0
+        self._starts = tuple(accumulate(offer.layer_bytes, initial=0))
         self._credit_bytes: int | None = None
+        self._arrived: set[int] = set()
+        self._attempt = 0
         self._phase = "offer"
         self._done: Done | None = None
         self._receipt: Receipt | None = None
         self._failure: TransferError | None = None
+        self._detached = False
         self._waiter: asyncio.Future[None] | None = None
         self._retransmits_before = pool.retransmits()
 
@@ -102,15 +112,23 @@ class Transfer:
         """Why the transfer has failed, which its next call will raise; None while it has not."""
         return self._failure
 
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the receiver has everything."""
+        return self._receipt is not None
+
     def send_layer(self, layer: int, data: Buffer) -> None:
         """Hand over one whole layer; it is sent as soon as connections take it.
 
-        ``data`` is not copied and must not change until the transfer has ended (or ``on_layer`` has
-        said that this layer has arrived). A layer of no bytes need not be handed over.
+        ``data`` is not copied and must not change until ``finish`` or ``abort`` has returned or
+        raised, or ``on_layer`` has said that this layer has arrived. A layer of no bytes need not
+        be handed over.
         """
         view = memoryview(data).cast("B")
+        self._raise_failure()
         with self._pool.lock:
-            self._raise_failure()
+            if self._failure is not None:
+                return  # between the two lines; the next call raises it
             if not 0 <= layer < len(self.layer_bytes):
                 raise self._error(f"layer {layer} of {len(self.layer_bytes)}")
             if len(view) != self.layer_bytes[layer]:
@@ -127,22 +145,21 @@ class Transfer:
 
     async def finish(self, meta: bytes = b"", deadline_mono_s: float | None = None) -> Receipt:
         """Wait for the receiver's acknowledgement that every byte arrived with a right checksum."""
+        self._raise_failure()
         with self._pool.lock:
-            self._raise_failure()
             if self._phase != "transfer":
                 raise self._error("finish was called twice")
-            problem = None
             if self._unsent_layers:
                 layers = sorted(self._unsent_layers)
                 problem = f"{len(layers)} layers were never handed over, the first is {layers[0]}"
+                self.fail(problem, tell=Code.ABORTED)
             elif len(meta) > MAX_META_BYTES:
                 problem = f"meta of {len(meta)} bytes; at most {MAX_META_BYTES} are allowed"
-            if problem is not None:
                 self.fail(problem, tell=Code.ABORTED)
-                raise self._error(problem)
-            self._phase = "acknowledge"
-            self._done = Done(self.room, self.total_bytes, meta)
-            self._say(self._done)
+            else:
+                self._phase = "acknowledge"
+                self._done = Done(self.room, self.total_bytes, meta, self.number)
+                self._say(self._done)
         if deadline_mono_s is None:
             deadline_mono_s = time.monotonic() + self._ack_timeout_s
         await self._wait(deadline_mono_s, lambda: self._receipt is not None)
@@ -150,8 +167,12 @@ class Transfer:
         return self._receipt
 
     def abort(self, reason: str) -> None:
-        """Give the transfer up and tell the receiver; does nothing once it has ended."""
+        """Give the transfer up and tell the receiver; does nothing once it has ended.
+
+        When it returns no buffer that was handed over is read any more.
+        """
         self.fail(reason, tell=Code.ABORTED)
+        self._detach()
 
     # Called by the pool
 
@@ -163,13 +184,13 @@ class Transfer:
 
     def sendable(self) -> bool:
         """Whether there is a chunk that the credit covers."""
-        return bool(self._again) or (
+        return (bool(self._again) and not self._asking) or (
             bool(self._pieces) and self.sent_bytes < (self._credit_bytes or 0)
         )
 
     def next_chunks(self, most_bytes: int, whole: bool) -> list[Chunk]:
         """Take the next chunk, or with ``whole`` every chunk that is left of a layer."""
-        if self._again:
+        if self._again and not self._asking:
             return [self._again.popleft()]
         assert self._credit_bytes is not None
         layer, offset, view = self._pieces.popleft()
@@ -184,7 +205,7 @@ class Transfer:
         ]
 
     def send_again(self, chunk: Chunk) -> None:
-        """The connection that carried it was lost before the receiver had it."""
+        """The connection that carried it was lost; ``move`` asks whether it has arrived."""
         if self._failure is None and self._receipt is None:
             self._again.append(chunk)
             self._pool.enqueue(self, len(chunk.view))
@@ -192,10 +213,12 @@ class Transfer:
     def move(self, control: Controller) -> None:
         """Go on over another connection: what was said on the lost one may not have arrived."""
         self.control = control
+        self._attempt += 1
         if self._credit_bytes is None:
-            self._say(self._offer)
+            self._say(replace(self._offer, attempt=self._attempt))
             return
-        self._say(Resume(self.room))
+        self._asking = True
+        self._say(Resume(self.room, self.number, self._attempt))
         if self._done is not None:
             self._say(self._done)
 
@@ -208,9 +231,27 @@ class Transfer:
             self._wake()
         self._pool.enqueue(self, 0)
 
+    def arrived(self, pieces: tuple[tuple[int, int], ...]) -> bool:
+        """The answer to a Resume: nothing of this is sent again. Whether it has become more."""
+        starts = [start for start, _ in pieces]
+        self._asking = False
+        chunks, self._again = self._again, deque()
+        for chunk in chunks:
+            start = self._starts[chunk.layer] + chunk.offset
+            at = bisect_right(starts, start) - 1
+            if at < 0 or pieces[at][1] < start + len(chunk.view):
+                self._again.append(chunk)
+        left_bytes = sum(len(chunk.view) for chunk in self._again)
+        self._pool.enqueue(self, left_bytes - sum(len(chunk.view) for chunk in chunks))
+        before_bytes, self._known_bytes = self._known_bytes, sum(end - at for at, end in pieces)
+        return self._known_bytes > before_bytes
+
     def layer_arrived(self, layer: int) -> None:
-        """The receiver has a whole layer."""
-        if self._on_layer is not None and layer < len(self.layer_bytes):
+        """The receiver has a whole layer; it may say so again after a connection was lost."""
+        if self._on_layer is None or layer in self._arrived:
+            return
+        if layer < len(self.layer_bytes) and self.layer_bytes[layer] > 0:
+            self._arrived.add(layer)
             self._loop.call_soon_threadsafe(self._on_layer, layer)
 
     def acknowledge(self, payload_bytes: int) -> None:
@@ -227,6 +268,8 @@ class Transfer:
             return
         after, before = self._pool.retransmits(), self._retransmits_before
         again = None if after is None or before is None else max(0, after - before)
+        for layer in range(len(self.layer_bytes)):
+            self.layer_arrived(layer)
         self._receipt = Receipt(payload_bytes, now_ns, again)
         self._end()
 
@@ -237,7 +280,7 @@ class Transfer:
                 return
             self._failure = self._error(problem)
             if tell is not None:
-                self._say(Error(self.room, tell, problem))
+                self._say(Error(self.room, tell, problem, self.number))
             self._end()
 
     # Internal, with the lock held
@@ -261,11 +304,12 @@ class Transfer:
 
     async def _wait(self, deadline_mono_s: float, over: Callable[[], bool]) -> None:
         """Until the phase is over; the deadline and a cancellation end the transfer."""
+        waiter = self._loop.create_future()
         with self._pool.lock:
             if self._failure is not None or over():
-                self._raise_failure()
-                return
-            waiter = self._waiter = self._loop.create_future()
+                waiter.set_result(None)
+            else:
+                self._waiter = waiter
         try:
             async with asyncio.timeout(max(0.0, deadline_mono_s - time.monotonic())):
                 await waiter
@@ -279,9 +323,19 @@ class Transfer:
             raise
         self._raise_failure()
 
+    # Without it
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
+            self._detach()
             raise self._failure
+
+    def _detach(self) -> None:
+        """Frames of a failed transfer may wait to be written while its user reuses the buffers,
+        and a receiver that has not heard of the failure could take those bytes for its KV."""
+        if self._failure is not None and not self._detached and self.sent_bytes:
+            self._detached = True
+            self._pool.detach()
 
     def _error(self, problem: str) -> TransferError:
         return TransferError(self.room, self._pool.peer, self._phase, problem)
