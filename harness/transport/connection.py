@@ -27,7 +27,7 @@ _READS_PER_TURN = 4
 _BUFFERS_PER_SEND = 64
 _LAST_READS = 64
 #: Bytes of a payload that are waited for before the lane wakes: fewer, larger reads.
-_MOST_AWAITED_BYTES = 1024 * 1024
+_MOST_AWAITED_BYTES = 2 * 1024 * 1024
 #: How long a connection that is closing waits for the peer to read the last words.
 _LINGER_S = 1.0
 

@@ -19,7 +19,7 @@ class ReceiverLimits:
     auth_timeout_s: float = 5.0
     max_connections: int = 1024
     max_pending_connections: int = 256
-    max_payload_bytes: int = 2**20
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_payload_bytes <= MAX_PAYLOAD_BYTES:

@@ -46,7 +46,7 @@ class KvSender:
         secret: bytes,
         connections: int = 4,
         checksum: bool = True,
-        chunk_bytes: int = 1024 * 1024,
+        chunk_bytes: int = 2 * 1024 * 1024,
         pacing_bytes_per_s: float | None = None,
         connect_timeout_s: float = 10.0,
         offer_timeout_s: float = 10.0,
