@@ -66,8 +66,9 @@ def test_a_stream_over_a_shaped_link_is_measured_below_the_rate_and_near_it() ->
         assert after == replace(before, tcp_slow_start_after_idle=0, tcp_no_metrics_save=1)
         sample = measure(Variant("prfaas", 2, checksum=True), ends, how)
     assert wire.rate_bytes_per_s is not None
-    # 1448 of 1514 bytes of a full packet are payload; the bucket may pass 4 ms at once.
-    assert 0.3 < sample.goodput_bytes_per_s / wire.rate_bytes_per_s < 1448 / 1514 * 1.005
+    # 1448 of 1514 bytes of a full packet are payload; the bucket and what the window's ends cut off
+    # may add some milliseconds.
+    assert 0.3 < sample.goodput_bytes_per_s / wire.rate_bytes_per_s < 1448 / 1514 * 1.03
     parts = ("sender_cpu_s_per_gb", "receiver_cpu_s_per_gb")
     assert sample.cpu_s_per_gb == pytest.approx(sum(sample.details[part] for part in parts))
     assert min(sample.details[part] for part in parts) > 0
