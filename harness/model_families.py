@@ -117,8 +117,10 @@ class _GqaKeys(_Keys):
         return self.hidden_size // self.num_attention_heads
 
     def gqa(self) -> Gqa:
-        size = self.head_size()
-        return Gqa(self.num_key_value_heads or self.num_attention_heads, size, size)
+        size, heads = self.head_size(), self.num_key_value_heads or self.num_attention_heads
+        if self.num_attention_heads % heads:
+            raise ValueError("'num_attention_heads' is no multiple of 'num_key_value_heads'")
+        return Gqa(heads, size, size)
 
     def sliding(self, window_tokens: int) -> SlidingWindow:
         full = self.gqa()

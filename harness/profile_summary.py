@@ -59,8 +59,9 @@ def summary_lines(summary: dict[str, Any]) -> Iterator[str]:
     """The same for people."""
     engine, prefill, decode = summary["engine"], summary["prefill"], summary["decode"]
     yield (
-        f"{summary['name']}: {summary['model']} on {summary['hardware']} "
-        f"({summary['gpus_per_instance']} GPUs), {engine['name']} {engine['version']}"
+        f"{_plain(summary['name'])}: {_plain(summary['model'])} on {_plain(summary['hardware'])} "
+        f"({summary['gpus_per_instance']} GPUs), {_plain(engine['name'])} "
+        f"{_plain(engine['version'])}"
     )
     cached = ", ".join(map(str, prefill["cached_tokens"]))
     axis = f"cached {cached}" if len(prefill["cached_tokens"]) > 1 else "no cached axis"
@@ -80,7 +81,12 @@ def summary_lines(summary: dict[str, Any]) -> Iterator[str]:
             f"{1e3 * decode['max_step_s']:.4g} ms a step; {_points(decode)}"
         )
     if summary["notes"]:
-        yield f"notes: {summary['notes']}"
+        yield f"notes: {_plain(summary['notes'])}"
+
+
+def _plain(text: str) -> str:
+    """A file's text on one line, without what would steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def _points(part: dict[str, Any]) -> str:

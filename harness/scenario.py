@@ -29,7 +29,12 @@ from harness.resolution import (
     traced,
     wrong,
 )
-from harness.scenario_file import ScenarioFile, json_schema, read_scenario_file
+from harness.scenario_file import (
+    ScenarioFile,
+    TransportTable,
+    json_schema,
+    read_scenario_file,
+)
 from harness.settings import (
     Cost,
     Fabric,
@@ -130,16 +135,7 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
             ttft_source=file.scheduling.ttft_source,
             admission_deadline_s=file.scheduling.admission_deadline,
         ),
-        transport=Transport(
-            connections=file.transport.connections,
-            layerwise=file.transport.layerwise,
-            checksum=file.transport.checksum,
-            chunk_bytes=file.transport.chunk_bytes,
-            striping=file.transport.striping,
-            congestion_control=file.transport.congestion_control,
-            pacing_bytes_per_s=file.transport.pacing,
-            io_threads=file.transport.io_threads,
-        ),
+        transport=_transport(file.transport),
         deployments=deployments,
         testbed=Testbed(
             stream_interval_tokens=file.testbed.stream_interval_tokens,
@@ -360,6 +356,19 @@ def _hardware(file: ScenarioFile, folder: Path) -> dict[str, Hardware]:
         )
         for name, table in file.hardware.items()
     }
+
+
+def _transport(table: TransportTable) -> Transport:
+    return Transport(
+        connections=table.connections,
+        layerwise=table.layerwise,
+        checksum=table.checksum,
+        chunk_bytes=table.chunk_bytes,
+        striping=table.striping,
+        congestion_control=table.congestion_control,
+        pacing_bytes_per_s=table.pacing,
+        io_threads=table.io_threads,
+    )
 
 
 def _workload(file: ScenarioFile, folder: Path) -> tuple[Workload, Load]:

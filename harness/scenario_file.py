@@ -5,8 +5,11 @@ A key that is not listed is an error that names the nearest one. No path is open
 scenario file itself. Defaults live in these classes and nowhere else.
 """
 
+import ast
+import inspect
 import tomllib
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,27 +30,45 @@ MAX_REQUESTS = 1_000_000
 MAX_OVERRIDES = 1000
 
 
-def _text(parse: Callable[[str], float], what: str, example: str) -> tuple[Any, ...]:
-    """Annotations of a quantity written as text; ``parse`` says in its error what is right."""
+def _text(
+    parse: Callable[[str], float],
+    what: str,
+    example: str,
+    inside: Callable[[float], bool],
+    bounds: str,
+) -> tuple[Any, ...]:
+    """Annotations of a quantity written as text. ``parse`` says in its error what is right, and
+    ``bounds`` which values are ``inside``, in the units that people write."""
+
+    def read(text: str) -> float:
+        value = parse(text)
+        if not inside(value):
+            raise ValueError(f"{text!r} is out of bounds: give {bounds}")
+        return value
+
     schema = {"type": "string", "description": what, "examples": [example]}
-    return (BeforeValidator(parse), JsonSchema(schema))
+    return (BeforeValidator(read), JsonSchema(schema))
 
 
-_DURATION = _text(parse_duration_s, "a duration with its unit: ns, us, ms, s, min, h", "0.8ms")
-_RATE = _text(parse_rate_bytes_per_s, "a rate with its unit: bit, kbit, mbit, gbit, tbit", "1gbit")
-_FRACTION = _text(parse_fraction, "a percentage", "0.1%")
-_SIZE = _text(parse_size_bytes, "a size with its unit: B, kB, MB, GB, KiB, MiB, GiB", "64KiB")
+_DURATION = (parse_duration_s, "a duration with its unit: ns, us, ms, s, min, h", "0.8ms")
+_RATE = (parse_rate_bytes_per_s, "a rate with its unit: bit, kbit, mbit, gbit, tbit", "1gbit")
+_FRACTION = (parse_fraction, "a percentage", "0.1%")
+_SIZE = (parse_size_bytes, "a size with its unit: B, kB, MB, GB, KiB, MiB, GiB", "64KiB")
 
 #: A year: no run is longer, and sums of durations stay finite.
 _MAX_S = 3.2e7
-# The bounds come first so that the parser, a before-validator, runs before them.
-Duration = Annotated[float, Field(ge=0, le=_MAX_S), *_DURATION]
-PositiveDuration = Annotated[float, Field(gt=0, le=_MAX_S), *_DURATION]
-StateDuration = Annotated[float, Field(ge=1e-3, le=_MAX_S), *_DURATION]
-Rate = Annotated[float, Field(ge=125, le=1e18), *_RATE]
-Loss = Annotated[float, Field(ge=0, lt=1), *_FRACTION]
-Share = Annotated[float, Field(ge=0, le=1), *_FRACTION]
-ChunkSize = Annotated[int, Field(ge=1024, le=4 * 1024 * 1024), *_SIZE]
+_YEAR = "at most 8800h"
+Duration = Annotated[float, *_text(*_DURATION, lambda s: 0 <= s <= _MAX_S, f"0s or more, {_YEAR}")]
+PositiveDuration = Annotated[
+    float, *_text(*_DURATION, lambda s: 0 < s <= _MAX_S, f"more than 0s, {_YEAR}")
+]
+StateDuration = Annotated[
+    float, *_text(*_DURATION, lambda s: 1e-3 <= s <= _MAX_S, f"1ms or more, {_YEAR}")
+]
+Rate = Annotated[float, *_text(*_RATE, lambda rate: 125 <= rate <= 1e18, "1kbit to 8000000tbit")]
+Loss = Annotated[float, *_text(*_FRACTION, lambda share: 0 <= share < 1, "0% to less than 100%")]
+Share = Annotated[float, *_text(*_FRACTION, lambda share: 0 <= share <= 1, "0% to 100%")]
+ChunkSize = Annotated[int, *_text(*_SIZE, lambda size: 2**10 <= size <= 2**22, "1KiB to 4MiB")]
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -58,9 +79,7 @@ FreePrice = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelTable(_Table):
@@ -270,7 +289,27 @@ class ScenarioFile(_Table):
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the TOML form, for editors."""
     schema = ScenarioFile.model_json_schema()
+    told = _key_docstrings()
+    for table, definition in schema["$defs"].items():
+        for key, value in definition["properties"].items():
+            if (table, key) in told:
+                value["description"] = told[table, key]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _key_docstrings() -> dict[tuple[str, str], str]:
+    """The string under each key of a table, by table and key. Read when the schema is asked for:
+    pydantic would parse this file for every table, each time a scenario is read."""
+    found = {}
+    for table in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
+        if not isinstance(table, ast.ClassDef):
+            continue
+        for key, under in pairwise(table.body):
+            if isinstance(key, ast.AnnAssign) and isinstance(under, ast.Expr):
+                assert isinstance(key.target, ast.Name), "a key is a plain name"
+                assert isinstance(under.value, ast.Constant), "what stands alone is a docstring"
+                found[table.name, key.target.id] = inspect.cleandoc(str(under.value.value))
+    return found
 
 
 def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:

@@ -17,6 +17,19 @@ def _plan(*counts: int | None) -> dict[str, Any]:
     return {**NO_MORE, **dict(zip(keys, counts, strict=True))}
 
 
+TRANSFER = {
+    "tokens": 45_000.0,
+    "connections": 4,
+    "congestion_control": "cubic",
+    "rate_bytes_per_s": 2.4e9,
+    "binds": "per_flow_cap",
+    "connections_to_fill": None,
+    "sending_s": 0.4,
+    "exposed_layerwise_s": 0.0125,
+    "exposed_at_end_s": 0.4005,
+}
+
+
 def _deployment(
     plan: dict[str, Any], paper: float, exact: float, best: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
@@ -40,6 +53,7 @@ def _deployment(
             {"load": load, **_point_of_curve(load * exact, exact, more["service_s"])}
             for load in (0.1, 0.5, 0.9)
         ],
+        "transfer_alone": dict(TRANSFER) if plan["num_prfaas"] else None,
         "exact_optimum": {
             **best,
             "throughput_req_per_s": paper - 0.1,
@@ -217,6 +231,7 @@ def _grid() -> dict[str, Any]:
     return {
         "threshold_tokens": THRESHOLDS,
         "num_prefill": [2, 3, 4],
+        "num_splits": 3,
         "best_threshold_tokens": [20000.0] * 3,
         "lambda_max_req_per_s": [
             [3.2 - 0.3 * abs(count - 3) - 0.2 * abs(at - 2) for at in range(len(THRESHOLDS))]
@@ -364,5 +379,6 @@ def _prediction(rate: float, exact: float, service_s: float) -> dict[str, Any]:
             "promised": 0.05 if carried else None,
             "measured": {"mean": 0.004, "p50": 0.002, "p90": 0.003, "p99": 0.012},
             "note": None if carried else "No TTFT: its queue only grows.",
+            "measured_loads": [0.5, 0.6] if carried else None,
         },
     }

@@ -287,6 +287,7 @@ def changed(**linear: Any) -> Config:
         ),
         (without(QWEN2, "hidden_size"), ["'head_dim'", "'hidden_size'"]),
         (QWEN2 | {"hidden_size": 8191}, ["'hidden_size'", "no multiple"]),
+        (QWEN2 | {"num_key_value_heads": 7}, ["no multiple of 'num_key_value_heads'"]),
         (
             without(QWEN2, "max_window_layers") | {"use_sliding_window": True},
             ["'use_sliding_window'", "'max_window_layers'"],

@@ -75,20 +75,33 @@ def test_equal_cost_fits_80_columns_and_no_figure_is_cut() -> None:
 def test_limit_accuracy_warnings_and_notes_are_lines_of_their_own() -> None:
     given = document()
     given["deployments"]["homogeneous_pd"]["ttft"]["accuracy"]["note"] = "Not measured here: why."
-    limit, promised, not_measured, *others = remarks(given)
+    given["deployments"]["prfaas_pd"]["as_planned"]["threshold_tokens"] = 19000
+    given["deployments"]["prfaas_pd"]["ttft"]["load"] = 0.42
+    limit, as_planned, promised, not_measured, *others = remarks(given)
     assert limit == (
         "link: with link.rate below 12 Gbit/s no threshold and split of prfaas_pd carries what it "
         "does with more"
     )
+    own = given["deployments"]["prfaas_pd"]["as_planned"]
+    assert as_planned == (
+        "prfaas_pd as the scenario plans it, 4/3/5 at t = 19,000: "
+        f"{own['throughput_req_per_s']:.2f} req/s by the paper equations, "
+        f"{own['throughput_exact_req_per_s']:.2f} by the exact ones, mean TTFT "
+        f"{own['ttft']['ttft_mean_s']:.2f} s"
+    )
     assert promised == (
         "TTFT of prfaas_pd and naive_heterogeneous: in simulation of the paper's case study at "
-        "such loads the mean was within 0.4%, P99 within 1.2%; promised is 5% of the mean."
+        "50% to 60% load (prfaas_pd at less, where nothing was measured) the mean was within "
+        "0.4%, P99 within 1.2%; promised is 5% of the mean."
     )
     assert not_measured == "TTFT of homogeneous_pd: Not measured here: why."
     assert others == [
         "warning: a warning <b>not to be missed</b>",
         "note: a note on what this rests on",
     ]
+    bandwidth = {**given["sweeps"]["bandwidth"], "hard_limit_bytes_per_s": None}
+    held = document(sweeps={**given["sweeps"], "bandwidth": bandwidth})
+    assert next(remarks(held)).startswith("link: more of it always carries more")
     given["deployments"]["prfaas_pd"]["more_pd"] = [{"num_prefill": 1, "num_decode": 1}]
     assert next(remarks(given)).endswith("further links as they are")
     without = list(remarks(document(sweeps=None, warnings=[], notes=[])))

@@ -217,10 +217,11 @@ def test_without_a_folder_of_profiles_the_wall_is_left_out(
 
 def test_the_planner_pulls_in_nothing_heavy() -> None:
     code = (
-        "import sys; from harness.cli import main; "
-        f"main(['plan', {str(PAPER)!r}, '--json']); "
-        "print([m for m in ('torch', 'locust', 'gevent', 'pandas', 'altair') if m in sys.modules],"
-        " file=sys.stderr)"
+        "import os, sys; from harness.__main__ import start; "
+        f"sys.argv = ['prfaas', 'plan', {str(PAPER)!r}, '--json']; start(); "
+        "assert len(os.listdir('/proc/self/task')) == 1; "
+        "print([m for m in ('torch', 'locust', 'gevent', 'pandas', 'altair', 'scipy.optimize',"
+        " 'rich', 'netem.link_file') if m in sys.modules], file=sys.stderr)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

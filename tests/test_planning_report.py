@@ -127,6 +127,14 @@ def test_the_answer_says_plan_bottleneck_link_equations_and_queueing(page: Page)
     assert "a note on what this rests on" in page.text
 
 
+def test_a_transfer_alone_says_what_bounds_it_and_what_shows(page: Page) -> None:
+    # prfaas_pd and naive_heterogeneous; nothing of homogeneous_pd crosses
+    assert page.row("what bounds it") == ["the cap of each flow"] * 2
+    assert page.row("connections that would fill the link") == ["none up to 64"] * 2
+    assert page.row("shows after prefill, sent layer by layer") == ["12.5"] * 2
+    assert page.row("shows after prefill, sent after it") == ["400.5"] * 2
+
+
 def test_the_answer_of_a_scarce_link_and_of_one_deployment() -> None:
     scarce = document(link_bytes_per_s=1e9)
     scarce["deployments"]["prfaas_pd"]["bottleneck"] = "link"
@@ -325,6 +333,7 @@ def test_a_large_pd_cluster_is_drawn_and_says_what_is_left_out(tmp_path: Path) -
         "threshold_tokens": thresholds,
         "num_prefill": counts,
         "best_threshold_tokens": [20000.0] * len(counts),
+        "num_splits": len(counts),
         "lambda_max_req_per_s": [[3.0] * len(thresholds)] * len(counts),
         "stage": [["pd_decode"] * len(thresholds)] * len(counts),
     }
@@ -334,6 +343,15 @@ def test_a_large_pd_cluster_is_drawn_and_says_what_is_left_out(tmp_path: Path) -
     shown = [row[0] for row in split[1:]]
     assert len(shown) == 24
     assert {"1", "3", "60"} <= set(shown)
+
+
+def test_a_kept_threshold_of_0_is_not_marked_where_the_axis_has_no_0() -> None:
+    given = document(kept=True)
+    given["deployments"]["prfaas_pd"]["threshold_tokens"] = 0
+    for draw in (figures.capacity_curve, figures.split_map):
+        chart = draw(given)
+        assert chart is not None
+        assert chart.marks == ()
 
 
 def test_what_is_offloaded_in_words() -> None:

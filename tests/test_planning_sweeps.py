@@ -230,6 +230,7 @@ def test_the_hard_limit_is_where_more_bandwidth_begins_to_help(
 ) -> None:
     variant = change(base)
     limit = hard_limit_bytes_per_s(variant, objective)
+    assert limit is not None
 
     def at(rate: float) -> float:
         found = optimum(
@@ -242,8 +243,32 @@ def test_the_hard_limit_is_where_more_bandwidth_begins_to_help(
     assert at(limit * 0.97) < at(limit) * (1 - 1e-3)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_where_slots_are_held_through_the_transfer_there_is_no_hard_limit(
+    base: Variant, objective: Objective
+) -> None:
+    """Where decode binds: more of the link shortens what a slot is held for, at any rate."""
+    scheduling = replace(base.scenario.scheduling, admission="reserve_first")
+    held = replace(base, scenario=replace(base.scenario, scheduling=scheduling))
+
+    def at(variant: Variant, rate: float) -> float:
+        change = partial(with_link_rate, rate_bytes_per_s=rate)
+        return optimum(variant, change, objective, 1.0).throughput_req_per_s or 0.0
+
+    slow = with_output_length(held, 8192)
+    assert hard_limit_bytes_per_s(slow, objective) is None
+    found = [at(slow, 100 * GBIT * 4**step) for step in range(4)]
+    assert found == sorted(set(found))
+    # Prefill binds: the limit is where it was found to be.
+    limit = hard_limit_bytes_per_s(held, objective)
+    assert limit is not None
+    assert at(held, limit) == pytest.approx(at(held, 1e4 * limit), rel=1e-6)
+    assert at(held, 0.97 * limit) < at(held, limit) * (1 - 1e-3)
+
+
 def test_the_papers_hard_limit_is_its_egress(sweeps: Sweeps) -> None:
     limit = sweeps.bandwidth.hard_limit_bytes_per_s
+    assert limit is not None
     assert 12 * GBIT < limit < 13 * GBIT
     points = sweeps.bandwidth.points
     assert limit in [one.link_bytes_per_s for one in points]
@@ -269,6 +294,7 @@ def test_the_hard_limit_counts_what_further_clusters_carry(
     )
     variant = replace(base, offloading=grown)
     limit = hard_limit_bytes_per_s(variant, objective)
+    assert limit is not None
 
     def at(rate: float) -> float:
         found = optimum(

@@ -227,3 +227,16 @@ def test_show_tells_range_provenance_and_decode(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["decode"] is None
     assert main(["profile", "show", "nowhere.json"]) == 2
     assert "nowhere.json does not exist" in capsys.readouterr().err
+
+
+def test_a_files_text_does_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((PROFILES / "prfaas-1t-8xh200.json").read_text())
+    document |= {"name": "a\x1b[31mb", "notes": "one\ntwo\x07\u202e"}
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    assert main(["profile", "show", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("a?[31mb: prfaas-1t on 8xH200")
+    assert said.endswith("notes: one two??\n")

@@ -109,10 +109,15 @@ def test_accuracy_is_what_was_measured() -> None:
         scenario = load_scenario(PAPER, [f"workload.cv={cv}"])
         return predict_ttft(scenario, deployment, load * most)
 
-    assert at(0.3, 0.7).accuracy.measured == GAMMA[1.0][0.5]
+    light = at(0.3, 0.7).accuracy
+    assert (light.measured, light.measured_loads) == (GAMMA[1.0][0.5], (0.5, 0.5))
+    light = at(0.3, 3.0).accuracy
+    assert light.note is not None
+    assert "at a load of 30% (the least measured, 50%)" in light.note
     assert at(0.85, 1.0).accuracy == at(0.85, 0.9).accuracy
     inside = at(0.8, 1.9).accuracy
     assert (inside.promised, inside.measured, inside.note) == (0.15, GAMMA[2.0][0.8], None)
+    assert at(0.82, 1.0).accuracy.measured_loads == (0.8, 0.85)
     between = at(0.82, 1.0).accuracy.measured
     assert between is not None
     assert between.p99 == max(GAMMA[1.0][0.8].p99, GAMMA[1.0][0.85].p99)

@@ -203,9 +203,11 @@ WRONG = {
     "link.rtt=0.8": ["'link.rtt'", "0.8", '"0.8ms"'],
     "link.rtt=-1ms": ["'link.rtt'", "'-1ms'"],
     "link.loss=0.001": ["'link.loss'", '"0.1%"'],
-    "link.loss=100%": ["'link.loss'"],
+    "link.loss=100%": ["'link.loss'", "'100%' is out of bounds: give 0% to less than 100%"],
     "slo.tpot=25": ["'slo.tpot'", "units: ns, us, ms, s"],
-    "slo.tpot=0s": ["'slo.tpot'", "greater than 0"],
+    "slo.tpot=0s": ["'slo.tpot'", "'0s' is out of bounds: give more than 0s"],
+    "link.rate=125bit": ["'link.rate'", "'125bit' is out of bounds: give 1kbit to 8000000tbit"],
+    "transport.chunk_bytes=8MiB": ["'transport.chunk_bytes'", "give 1KiB to 4MiB"],
     "transport.chunk_bytes=262144": ["'transport.chunk_bytes'", '"64KiB"'],
     "load.duration=nan": ["'load.duration'"],
     # numbers
@@ -441,6 +443,10 @@ def test_the_schema_knows_every_key_and_refuses_others() -> None:
     assert {choice["type"] for choice in link["rtt"]["anyOf"]} == {"string", "null"}
     fabric = schema["$defs"]["FabricTable"]["properties"]["rate"]
     assert (fabric["type"], fabric["default"]) == ("string", "400gbit")
+    # What stands under a key describes it, whether it is one of a table or a table.
+    assert fabric["description"] == "Rate of the network inside a cluster, per sending instance."
+    assert link["per_flow_cap"]["description"] == "What one connection gets at most, each way."
+    assert "description" not in link["loss"]
 
 
 def test_every_record_is_frozen_and_has_slots() -> None:

@@ -22,6 +22,7 @@ from harness.throughput import (
     left_out,
     solve,
 )
+from harness.transfer_model import exposure, prefill_pieces
 from harness.utilisation import predict_utilisation
 from harness.workload import LengthDistribution, build_schedule, length_distribution
 
@@ -130,6 +131,35 @@ def test_the_map_of_splits_has_the_searchs_own_thresholds(
         assert rates[at] == pytest.approx(rates.max(), rel=1e-8)
 
 
+def test_a_map_over_t_above_0_has_no_best_at_0() -> None:
+    """A slot held through prefill favours the fast chip: some N_p carry most with t = 0, where N_p
+    has nothing to do; the map's best is then the best t above it."""
+    reserved = load_scenario(PAPER, ["scheduling.admission=reserve_first"])
+    for objective in OBJECTIVES:
+        grid = capacity_grid(reserved, prfaas(reserved), objective, points=12)
+        assert grid.best_threshold_tokens.min() > 0
+        assert set(grid.best_threshold_tokens) <= set(grid.threshold_tokens)
+
+
+def test_a_map_of_many_splits_is_bounded_and_has_the_plans_own(paper: Scenario) -> None:
+    large = replace(prfaas(paper), num_prefill=123, num_decode=877)
+    grid = capacity_grid(paper, large, "paper", points=12)
+    assert len(grid.num_prefill) in (64, 65)
+    assert {1, 123, 999} <= set(grid.num_prefill)
+    assert len(grid.threshold_tokens) < 200
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_hardware_may_have_any_name(paper: Scenario, objective: Objective) -> None:
+    """Also that of another cost: seconds of prefill are not to be taken for bytes."""
+    renamed = replace(prfaas(paper), prfaas_hardware="bytes", pd_hardware="landed")
+    hardware = {"bytes": paper.hardware["h200"], "landed": paper.hardware["h20"]}
+    other = replace(paper, hardware=hardware)
+    found, expected = solve(other, renamed, objective), solve(paper, prfaas(paper), objective)
+    assert counts(found) == counts(expected)
+    assert deployment_model(other, found) == deployment_model(paper, expected)
+
+
 def test_the_plan_given_is_never_better_than_the_one_found_among_many_lengths(
     paper: Scenario,
 ) -> None:
@@ -162,6 +192,10 @@ def test_plan_and_simulate_solve_a_trace_alike(paper: Scenario, tmp_path: Path) 
 
 def test_what_is_left_out_is_said() -> None:
     assert left_out(load_scenario(PAPER)) == ()
+    assert left_out(load_scenario(PAPER, ['transport.pacing="1tbit"'])) == ()
+    (paced,) = left_out(load_scenario(PAPER, ['transport.pacing="2gbit"']))
+    assert paced.startswith("transport.pacing is not in Lambda_max or TTFT")
+    assert paced.endswith("at most 2 Gbit/s.")
     capped = left_out(load_scenario(PAPER, ['link.per_flow_cap="2gbit"', 'link.loss="0.1%"']))
     assert "link.per_flow_cap" in capped[0]
     assert "at most 8 Gbit/s" in capped[0]
@@ -201,6 +235,27 @@ def test_reserved_slots_are_held_through_prefill_and_transfer() -> None:
         assert carried == pytest.approx(model.lambda_max_exact_req_per_s, rel=0.05)
         offered = predict_utilisation(scenario, name, schedule).pd_decode
         assert offered == pytest.approx(8 / model.exact_rates.pd_decode, rel=0.05)
+
+
+@pytest.mark.parametrize("rate", ['"100gbit"', '"1gbit"'])
+def test_a_reserved_slot_waits_for_the_transfer_that_the_transfer_model_has(rate: str) -> None:
+    """The slot-seconds beyond decoding, against ``harness.transfer_model`` at every length."""
+    settings = ['scheduling.admission="reserve_first"', f"link.rate={rate}", f"fabric.rate={rate}"]
+    settings += ['prefix.model="share"', 'prefix.agent_share="40%"', 'link.rtt="20ms"']
+    scenario = load_scenario(PAPER, settings)
+    deployment, lengths = prfaas(scenario), length_distribution(scenario)
+    new, cached = np.rint(lengths.lengths), np.rint(lengths.cached_tokens)
+    far = new > 19_400
+    held_s = np.empty(len(new))
+    for side, name, delay_s in ((far, "h200", 0.02), (~far, "h20", 0.0)):
+        cost = scenario.hardware[name].profile.prefill_s_array
+        pieces = prefill_pieces(scenario.model.architecture, new[side], cost, cached[side])
+        path = scenario.link.rate_bytes_per_s  # the fabric's too
+        held_s[side] = pieces.prefill_s + exposure(pieces, path).exposed_s + delay_s
+    expected = (1023 * 0.025 + lengths.weights @ held_s) / 20  # slots
+    rates = deployment_model(scenario, deployment, lengths).exact_rates
+    # Whole tokens there, and a law's points here.
+    assert deployment.num_decode / rates.pd_decode == pytest.approx(expected, rel=1e-6)
 
 
 def test_prefixes_that_nothing_counts_are_refused(tmp_path: Path) -> None:

@@ -78,3 +78,17 @@ def test_each_way_of_a_lopsided_link_has_its_own_delay(paper: Scenario) -> None:
     near, far = (predict_ttft(one, deployment, 0.01) for one in (paper, lopsided))
     assert near.ttft_mean_s is not None
     assert far.ttft_mean_s == pytest.approx(near.ttft_mean_s + 0.3 - 0.0004, rel=1e-6)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.5, 3.0])
+def test_no_quantile_lies_below_that_of_service_alone(sigma: float) -> None:
+    """At a rate at which nobody waits they are the same, however heavy the tail."""
+    scenario = load_scenario(PAPER, ["workload.mu=7", f"workload.sigma={sigma}"])
+    found = predict_ttft(scenario, scenario.deployments["homogeneous_pd"], 1e-3)
+    for loaded_s, alone_s in (
+        (found.ttft_p50_s, found.service_ttft_p50_s),
+        (found.ttft_p90_s, found.service_ttft_p90_s),
+        (found.ttft_p99_s, found.service_ttft_p99_s),
+    ):
+        assert loaded_s is not None
+        assert loaded_s == pytest.approx(alone_s, rel=0.002, abs=0.01)

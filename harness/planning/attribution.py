@@ -130,7 +130,7 @@ def _shares(variant: Variant, baseline: Deployment, count: int, objective: Objec
     value = _values(variant, count, objective)
     none, everything = value[frozenset()], value[frozenset(MEMBERS)]
     gain = everything - none
-    _, model = best_plan(variant.scenario, baseline, objective, variant.lengths)
+    own = best_plan(variant.scenario, baseline, objective, variant.lengths)
     subsets = [chosen for size in range(len(MEMBERS) + 1) for chosen in combinations(MEMBERS, size)]
     return Shares(
         coalitions=tuple(Coalition(chosen, value[frozenset(chosen)]) for chosen in subsets),
@@ -141,7 +141,7 @@ def _shares(variant: Variant, baseline: Deployment, count: int, objective: Objec
             for member, part in shapley(MEMBERS, value).items()
         ),
         gain_req_per_s=gain,
-        gpus_req_per_s=none - throughput_req_per_s(model, objective),
+        gpus_req_per_s=none - own.throughput_req_per_s,
     )
 
 
@@ -196,8 +196,8 @@ def _values(variant: Variant, count: int, objective: Objective) -> dict[frozense
 
 
 def _best(variant: Variant, objective: Objective) -> float:
-    _, model = best_plan(variant.scenario, variant.offloading, objective, variant.lengths)
-    return throughput_req_per_s(model, objective)
+    best = best_plan(variant.scenario, variant.offloading, objective, variant.lengths)
+    return best.throughput_req_per_s
 
 
 def _replaced_instances(scenario: Scenario, offloading: Deployment) -> int:

@@ -7,6 +7,9 @@ reaches L* offloads c = p S_kv(l_long) bytes a request, so it needs
 
 of the scenario's link, and the smallest B(t) is the limit: above it more bandwidth gives nothing,
 below it no threshold and no split makes up for what the link does not carry.
+
+With ``reserve_first`` a decode slot is held through the transfer, so that where decode binds every
+rate of the link counts, and there is no such limit.
 """
 
 import math
@@ -16,7 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.deployment import PdCluster
-from harness.planning.variants import Variant
+from harness.planning.variants import (
+    UNLIMITED_BYTES_PER_S,
+    Variant,
+    best_plan,
+    with_link_rate,
+)
 from harness.throughput import Objective
 from harness.throughput.costs import Costs, local_rates, remote_rate
 from harness.throughput.search import divisions
@@ -26,10 +34,25 @@ IntArray = NDArray[np.int64]
 
 #: Plans this close to the best, as a share, are as good.
 _TIE = 1e-9
+#: What rounding may take of the most, as a share, where the link is as the limit says.
+_HELD = 1e-6
 
 
-def hard_limit_bytes_per_s(base: Variant, objective: Objective) -> float:
-    """Rate of the scenario's link, further clusters keeping theirs; 0: it is no limit at all."""
+def hard_limit_bytes_per_s(base: Variant, objective: Objective) -> float | None:
+    """Rate of the scenario's link, further clusters keeping theirs; 0: it is no limit at all; None:
+    more of it always carries more."""
+    if base.scenario.scheduling.admission == "push_then_admit":
+        return _needed(base, objective)[0]
+    limit, most = _needed(with_link_rate(base, UNLIMITED_BYTES_PER_S), objective)
+    if limit == 0:
+        return limit
+    there = with_link_rate(base, limit)
+    plan = best_plan(there.scenario, there.offloading, objective, there.lengths)
+    return limit if plan.throughput_req_per_s >= most * (1 - _HELD) else None
+
+
+def _needed(base: Variant, objective: Objective) -> tuple[float, float]:
+    """The smallest B(t), and L*."""
     costs = Costs(base.scenario, base.offloading, base.lengths)
     splits = (costs.candidates if costs.divides else costs.planned)(base.offloading)
     far, *more_far = costs.remote
@@ -51,7 +74,7 @@ def hard_limit_bytes_per_s(base: Variant, objective: Objective) -> float:
     crossing = costs.crossing_bytes(splits[good], objective)
     # Without a request that crosses other_remote is infinite, and nothing is needed.
     needed = np.where(crossing > 0, crossing * np.maximum(left, 0.0), 0.0)
-    return float(needed.min())
+    return float(needed.min()), best
 
 
 def _best_division(

@@ -42,9 +42,10 @@ def unequal_costs(deployments: dict[str, dict[str, Any]]) -> Iterator[str]:
         said = "an unknown price" if cost is None else f"{cost:,.4g} an hour"
         base_cost = deployments[BASELINE]["price_per_hour"]
         base_said = "an unknown price" if base_cost is None else f"{base_cost:,.4g}"
+        only = "" if cost is None or base_cost is None else ", only the gain at equal cost is"
         yield (
             f"{' and '.join(names)} at {said} against {BASELINE} at {base_said}: Lambda_max and "
-            "its ratios are not at equal cost, only the gain at equal cost is."
+            f"its ratios are not at equal cost{only}."
         )
 
 

@@ -15,6 +15,7 @@ from harness.phrases import SHORT_STAGES, percent, scaled
 from harness.planning.wording import (
     GBIT_BYTES,
     accuracy_lines,
+    as_planned_lines,
     instances,
     limit_text,
     planned_by,
@@ -114,6 +115,7 @@ def remarks(document: dict[str, Any]) -> Iterator[str]:
     limit = limit_text(document)
     if limit is not None:
         yield f"link: {limit}"
+    yield from as_planned_lines(document)
     yield from accuracy_lines(document)
     for warning in document["warnings"]:
         yield f"warning: {warning}"

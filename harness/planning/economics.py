@@ -256,12 +256,12 @@ class _Budget:
         if not 2 <= count <= MAX_INSTANCES:
             return None
         resized = replace(baseline, num_prefill=count - 1, num_decode=1)
-        found, model = best_plan(self.scenario, resized, self.objective, self.lengths)
-        alternative = throughput_req_per_s(model, self.objective)
+        best = best_plan(self.scenario, resized, self.objective, self.lengths)
+        alternative = best.throughput_req_per_s
         return WholeInstances(
             num_instances=count,
-            num_prefill=found.num_prefill,
-            num_decode=found.num_decode,
+            num_prefill=best.deployment.num_prefill,
+            num_decode=best.deployment.num_decode,
             unspent_per_hour=budget - count * each,
             throughput_req_per_s=alternative,
             gain=carried / alternative - 1,

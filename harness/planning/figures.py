@@ -47,6 +47,7 @@ def capacity_curve(document: dict[str, Any]) -> Chart | None:
         for equations in (objective, other)
     ]
     best, threshold = one[THROUGHPUT[objective]], one["threshold_tokens"]
+    said = f"{best:.2f} req/s at t = {tokens_text(threshold)}"
     order = [STAGES[stage] for stage, _ in groupby(curve[f"{objective}_stage"])]
     peak = f"Lambda_max peaks at {best:.2f} req/s with t = {tokens_text(threshold)}"
     if document["kept"]:
@@ -64,7 +65,7 @@ def capacity_curve(document: dict[str, Any]) -> Chart | None:
         series_title="binds",
         dashed="other",
         dashed_labels=(_OBJECTIVES[objective], _OBJECTIVES[other]),
-        marks=(Mark(threshold, best, f"{best:.2f} req/s at t = {tokens_text(threshold)}"),),
+        marks=() if threshold == 0 else (Mark(threshold, best, said),),  # the axis has no 0
     )
 
 
@@ -90,6 +91,7 @@ def split_map(document: dict[str, Any]) -> Chart | None:
     next_best = "".join(
         f"; with N_p = {count} it is at most {rate:.2f}" for count, rate in second.items()
     )
+    said = f"{instances(one)}: {best:.2f}"
     title = (
         f"{best:.2f} req/s at N_p = {one['num_prefill']} and t = {tokens_text(threshold)}"
         f"{next_best}"
@@ -105,7 +107,7 @@ def split_map(document: dict[str, Any]) -> Chart | None:
         order=tuple(STAGES.values()),
         series_title="binds",
         value=Axis("req_per_s", _LAMBDA_MAX),
-        marks=(Mark(threshold, one["num_prefill"], f"{instances(one)}: {best:.2f}"),),
+        marks=() if threshold == 0 else (Mark(threshold, one["num_prefill"], said),),
     )
 
 
@@ -262,7 +264,9 @@ def bandwidth_line(document: dict[str, Any]) -> Chart | None:
         return None
     limit = sweeps["bandwidth"]["hard_limit_bytes_per_s"]
     title = "The link is no limit at any rate"
-    if limit > 0:
+    if limit is None:
+        title = "More link always carries more: a reserved slot is held through the transfer"
+    elif limit > 0:
         title = f"Below {rate_text(limit)} no plan of {OFFLOADING} carries what it does with more"
     homogeneous = points[0]["homogeneous_req_per_s"]
     return Chart(
@@ -281,7 +285,7 @@ def bandwidth_line(document: dict[str, Any]) -> Chart | None:
         series="deployment",
         order=(OFFLOADING,),
         reference=None if homogeneous is None else (homogeneous, f"homogeneous {homogeneous:.2f}"),
-        x_reference=(limit / GBIT_BYTES, f"limit {rate_text(limit)}") if limit > 0 else None,
+        x_reference=(limit / GBIT_BYTES, f"limit {rate_text(limit)}") if limit else None,
     )
 
 

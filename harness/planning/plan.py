@@ -16,7 +16,9 @@ from harness.planning.comparability import unequal_costs, unequal_sizes
 from harness.planning.economics import equal_cost, gpus, prices
 from harness.planning.sensitivity import tornado
 from harness.planning.sweeps import sweep
+from harness.planning.transfer import transfer_alone
 from harness.planning.variants import BASELINE, OFFLOADING, throughput_req_per_s
+from harness.planning.wording import instances
 from harness.profile import Profile
 from harness.queueing import Arrivals
 from harness.scenario import Scenario, extrapolated_hardware, scenario_hash
@@ -83,8 +85,7 @@ class Plan:
             "link_bytes_per_s": scenario.link.rate_bytes_per_s,
             "provenance": {name: _provenance(scenario, name) for name in scenario.hardware},
             "deployments": found,
-            "curve": self._curve(),
-            "grid": self._grid(),
+            **self._grids(),
             **{key: None if one is None else asdict(one) for key, one in sections.items()},
             "notes": [*self._notes(), *unequal_costs(found), *_reasons(sections)],
             "warnings": [*extrapolated_hardware(scenario), *unequal_sizes(found)],
@@ -122,48 +123,52 @@ class Plan:
             "service_ttft_p99_s": ttft.service_ttft_p99_s,
             "ttft": asdict(ttft),
             "load_curve": [{"load": load, **asdict(queues.point(load * most))} for load in LOADS],
+            "transfer_alone": transfer_alone(scenario, deployment, model.long_mean_tokens),
             "exact_optimum": _optimum(self.exact[name]),
             "as_planned": {
                 **_optimum(Solved(scenario.deployments[name], self.given[name])),
-                "ttft": asdict(self._given_ttft(name, stream)),
+                "ttft": asdict(self._given_ttft(name, stream) or ttft),
             },
             "gpus": gpus(scenario, deployment),
             "price_per_hour": self._price_per_hour(deployment),
         }
 
-    def _given_ttft(self, name: str, stream: tuple[Arrivals, float]) -> Ttft:
-        """TTFT at the scenario's load of the deployment as the scenario plans it."""
+    def _given_ttft(self, name: str, stream: tuple[Arrivals, float]) -> Ttft | None:
+        """TTFT at the scenario's load of the deployment as the scenario plans it; None where that
+        is the plan found."""
         given = self.scenario.deployments[name]
+        if given == self.solved[name].deployment:
+            return None
         queues = TtftModel(self.scenario, given, self.lengths, stream)
         return queues.predict(self.scenario.load.rate_req_per_s)
 
-    def _curve(self) -> dict[str, Any] | None:
-        """Lambda_max of the offloading deployment over t, at the split found."""
+    def _grids(self) -> dict[str, Any]:
+        """Lambda_max of the offloading deployment: over t at the split found, by both sets of
+        equations ("curve"), and over t and N_p by the plan's ("grid")."""
         if not self._has_threshold():
-            return None
+            return {"curve": None, "grid": None}
         deployment = self.solved[OFFLOADING].deployment
-        curve: dict[str, Any] = {}
-        for objective in OBJECTIVES:
-            grid = capacity_grid(self.scenario, deployment, objective, self.lengths, _GRID_POINTS)
-            row = grid.num_prefill.index(deployment.num_prefill)
-            curve["threshold_tokens"] = grid.threshold_tokens.tolist()
-            curve[f"{objective}_req_per_s"] = grid.lambda_max_req_per_s[row].tolist()
-            curve[f"{objective}_stage"] = list(grid.stage[row])
-        return curve
-
-    def _grid(self) -> dict[str, Any] | None:
-        """Lambda_max of the offloading deployment over t and N_p, by the plan's objective."""
-        if not self._has_threshold():
-            return None
-        deployment = self.solved[OFFLOADING].deployment
-        grid = capacity_grid(self.scenario, deployment, self.objective, self.lengths, _GRID_POINTS)
-        return {
+        grids = {
+            equations: capacity_grid(
+                self.scenario, deployment, equations, self.lengths, _GRID_POINTS
+            )
+            for equations in OBJECTIVES
+        }
+        grid = grids[self.objective]
+        curve: dict[str, Any] = {"threshold_tokens": grid.threshold_tokens.tolist()}
+        row = grid.num_prefill.index(deployment.num_prefill)
+        for equations, one in grids.items():
+            curve[f"{equations}_req_per_s"] = one.lambda_max_req_per_s[row].tolist()
+            curve[f"{equations}_stage"] = list(one.stage[row])
+        whole = {
             "threshold_tokens": grid.threshold_tokens.tolist(),
             "num_prefill": list(grid.num_prefill),
+            "num_splits": deployment.num_prefill + deployment.num_decode - 1,
             "best_threshold_tokens": grid.best_threshold_tokens.tolist(),
             "lambda_max_req_per_s": grid.lambda_max_req_per_s.tolist(),
             "stage": [list(row) for row in grid.stage],
         }
+        return {"curve": curve, "grid": whole}
 
     def _has_threshold(self) -> bool:
         solved = self.solved.get(OFFLOADING)
@@ -258,9 +263,9 @@ def _optimum(solved: Solved) -> dict[str, Any]:
 
 
 def _plan_text(deployment: Deployment) -> str:
-    counts = (deployment.num_prfaas, deployment.num_prefill, deployment.num_decode)
     threshold = deployment.threshold_tokens
-    return "/".join(map(str, counts)) + ("" if threshold is None else f" at t = {threshold}")
+    at = "" if threshold is None else f" at t = {threshold}"
+    return f"{instances(_counts(deployment))}{at}"
 
 
 _REASONS = {
@@ -268,7 +273,7 @@ _REASONS = {
     "prices of all their hardware in one unit",
     "attribution": "it takes prfaas_pd, with prefill on both sides, and homogeneous_pd",
     "sensitivity": "it takes prfaas_pd",
-    "sweeps": "they take prfaas_pd",
+    "sweeps": "it takes prfaas_pd",
 }
 
 

@@ -119,7 +119,8 @@ def _splits(document: dict[str, Any]) -> Iterator[Block]:
     grid = document["grid"]
     counts = grid["num_prefill"]
     shown = heat_map_rows(counts, [document["deployments"][OFFLOADING]["num_prefill"]])
-    left = "" if len(shown) == len(counts) else f" Of {len(counts)} splits {len(shown)} are shown."
+    total = grid["num_splits"]
+    left = "" if len(shown) == total else f" Of {total} splits {len(shown)} are shown."
     yield from drawn(
         figures.split_map(document),
         f"By the {document['objective']} equations. N_p + N_d is what the scenario gives the PD "

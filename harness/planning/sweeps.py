@@ -58,10 +58,11 @@ class ChipSpeedPoint(Optimum):
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Below ``hard_limit_bytes_per_s`` every plan carries less than with more link; 0: none."""
+    """Below ``hard_limit_bytes_per_s`` every plan carries less than with more link; 0: at no rate;
+    None: at every rate."""
 
     points: tuple[LinkRatePoint, ...]
-    hard_limit_bytes_per_s: float
+    hard_limit_bytes_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _bandwidth(base: Variant, objective: Objective, homogeneous: float | None) -
     """Multiples of the link's rate, and the hard limit itself as a point among them."""
     limit = hard_limit_bytes_per_s(base, objective)
     given = base.scenario.link.rate_bytes_per_s
-    rates = {given * multiple for multiple in LINK_MULTIPLES} | ({limit} if limit > 0 else set())
+    rates = {given * multiple for multiple in LINK_MULTIPLES} | ({limit} if limit else set())
     points = [_link_rate(base, rate, objective, homogeneous) for rate in sorted(rates)]
     return Bandwidth(tuple(points), limit)
 

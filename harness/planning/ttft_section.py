@@ -3,7 +3,7 @@
 ``ttft`` and ``load_curve`` of each deployment of the planner's document.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ import pandas as pd
 from harness.phrases import milliseconds
 from harness.planning.blocks import Value, drawn, side_by_side
 from harness.planning.figures import ttft_over_load
-from harness.planning.wording import STAGES, share_text
+from harness.planning.wording import STAGES, rate_text, share_text
 from reports.document import Block, Items, Prose, Table
 
 _PARTS = {
@@ -20,6 +20,26 @@ _PARTS = {
     "transfer_layerwise_s": "transfer, sent layer by layer",
     "transfer_at_end_s": "transfer, sent after prefill",
     "decode_admission_s": "decode admission",
+}
+
+
+_BOUNDS = {
+    "link": "the link, less TCP's headers",
+    "per_flow_cap": "the cap of each flow",
+    "pacing": "transport.pacing",
+    "loss": "loss, by congestion control",
+}
+#: Of ``transfer_alone``: key, and how it is written.
+_ALONE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "rate": ("rate_bytes_per_s", rate_text),
+    "what bounds it": ("binds", lambda name: _BOUNDS[name]),
+    "connections": ("connections", str),
+    "connections that would fill the link": (
+        "connections_to_fill",
+        lambda count: "none up to 64" if count is None else str(count),
+    ),
+    "shows after prefill, sent layer by layer": ("exposed_layerwise_s", milliseconds),
+    "shows after prefill, sent after it": ("exposed_at_end_s", milliseconds),
 }
 
 
@@ -52,6 +72,14 @@ def ttft_blocks(document: dict[str, Any]) -> Iterator[Block]:
             "saturated by the load": lambda one: STAGES.get(one["ttft"]["unstable_stage"]),
         },
     )
+    if any(one["transfer_alone"] for one in deployments.values()):
+        yield side_by_side(
+            {name: one for name, one in deployments.items() if one["transfer_alone"]},
+            "One transfer of the mean length that crosses, alone on the link, by what its "
+            "connections get of it (harness.transfer_model); the queues above give each transfer "
+            "the whole rate of the link.",
+            {words: _alone(key, write) for words, (key, write) in _ALONE.items()},
+        )
     yield _curve(deployments)
     doubts = _doubts(document)
     if doubts:
@@ -93,6 +121,10 @@ def _statistic(key: str) -> Value:
 
 def _part(key: str) -> Value:
     return lambda one: milliseconds(one["ttft"]["parts"] and one["ttft"]["parts"][key])
+
+
+def _alone(key: str, write: Callable[[Any], Any]) -> Value:
+    return lambda one: write(one["transfer_alone"][key])
 
 
 def _short(value_s: float | None) -> str:

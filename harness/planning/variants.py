@@ -15,7 +15,10 @@ from harness.deployment import Deployment
 from harness.profile import Profile
 from harness.scenario import Scenario
 from harness.settings import Hardware
-from harness.throughput import DeploymentModel, Objective, deployment_model, solve
+from harness.throughput import DeploymentModel, Objective
+from harness.throughput.costs import Costs
+from harness.throughput.model import carried
+from harness.throughput.search import solved
 from harness.workload import LengthDistribution, length_distribution
 from netem.link import LinkError
 
@@ -51,6 +54,15 @@ class Optimum:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class BestPlan:
+    """What the instances carry at their best by one set of equations, and what limits them."""
+
+    deployment: Deployment
+    throughput_req_per_s: float
+    bottleneck: str
+
+
 Change = Callable[[Variant], Variant]
 
 
@@ -75,18 +87,19 @@ def throughput_req_per_s(model: DeploymentModel, objective: Objective) -> float:
 
 def best_plan(
     scenario: Scenario, deployment: Deployment, objective: Objective, lengths: LengthDistribution
-) -> tuple[Deployment, DeploymentModel]:
-    """The deployment's instances at their best threshold and split, and what they carry."""
-    found = solve(scenario, deployment, objective, lengths)
-    return found, deployment_model(scenario, found, lengths)
+) -> BestPlan:
+    """The deployment's instances at their best threshold and split."""
+    costs = Costs(scenario, deployment, lengths)
+    found = solved(costs, deployment, objective)
+    return BestPlan(found, *carried(costs, found, objective))
 
 
 def baseline_req_per_s(variant: Variant, objective: Objective) -> float | None:
     """Lambda_max of the baseline at its best split; None where there is no baseline."""
     if variant.baseline is None:
         return None
-    _, model = best_plan(variant.scenario, variant.baseline, objective, variant.lengths)
-    return throughput_req_per_s(model, objective)
+    best = best_plan(variant.scenario, variant.baseline, objective, variant.lengths)
+    return best.throughput_req_per_s
 
 
 def optimum(
@@ -96,20 +109,19 @@ def optimum(
     try:
         variant = change(base)
         scenario, lengths = variant.scenario, variant.lengths
-        found, model = best_plan(scenario, variant.offloading, objective, lengths)
+        best = best_plan(scenario, variant.offloading, objective, lengths)
         homogeneous = homogeneous_req_per_s or baseline_req_per_s(variant, objective)
     except (ScenarioError, LinkError) as refusal:
         return Optimum(None, None, None, None, None, None, None, str(refusal))
-    carried = throughput_req_per_s(model, objective)
-    rates = model.exact_rates if objective == "exact" else model.paper_rates
+    found, most = best.deployment, best.throughput_req_per_s
     return Optimum(
         threshold_tokens=found.threshold_tokens,
         num_prefill=found.num_prefill or None,
         num_decode=found.num_decode,
-        throughput_req_per_s=carried,
+        throughput_req_per_s=most,
         homogeneous_req_per_s=homogeneous,
-        ratio=carried / homogeneous if homogeneous else None,
-        bottleneck=rates.bottleneck()[0],
+        ratio=most / homogeneous if homogeneous else None,
+        bottleneck=best.bottleneck,
         reason=None,
     )
 

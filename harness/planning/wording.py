@@ -21,6 +21,14 @@ GBIT_BYTES = 1e9 / 8
 _TERA = 1e12 / 8
 #: Plans whose Lambda_max differ by less, as a share, carry the same.
 _SAME = 1e-6
+_PLAN_KEYS = (
+    "threshold_tokens",
+    "num_prfaas",
+    "num_prefill",
+    "num_decode",
+    "more_prfaas",
+    "more_pd",
+)
 #: Lambda_max by either set of equations.
 THROUGHPUT = {"paper": "throughput_req_per_s", "exact": "throughput_exact_req_per_s"}
 
@@ -113,11 +121,13 @@ def planned_by(document: dict[str, Any]) -> str:
 
 def limit_text(document: dict[str, Any]) -> str | None:
     """From which rate of the scenario's link on more of it gives the best plan nothing; None where
-    no plan was searched over the link's rate."""
+    no plan was searched over the link's rate. Said of the link, or of what a search finds."""
     sweeps = document["sweeps"]
     if sweeps is None:
         return None
     limit = sweeps["bandwidth"]["hard_limit_bytes_per_s"]
+    if limit is None:
+        return "more of it always carries more, since a reserved slot is held through the transfer"
     if limit <= 0:
         return f"no limit: the best plan of {OFFLOADING} sends nothing across the link"
     one = document["deployments"][OFFLOADING]
@@ -141,14 +151,42 @@ def accuracy_lines(document: dict[str, Any]) -> tuple[str, ...]:
             minded.setdefault(accuracy["note"], []).append(name)
     lines = []
     for promise, names in promised.items():
-        errors = [deployments[name]["ttft"]["accuracy"]["measured"] for name in names]
+        found = {name: deployments[name]["ttft"]["accuracy"] for name in names}
+        errors = [one["measured"] for one in found.values()]
         mean, p99 = (max(one[key] for one in errors) for key in ("mean", "p99"))
+        low = min(one["measured_loads"][0] for one in found.values())
+        high = max(one["measured_loads"][1] for one in found.values())
+        loads = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+        lighter = [
+            name
+            for name, one in found.items()
+            if deployments[name]["ttft"]["load"] < one["measured_loads"][0]
+        ]
+        below = f" ({listed(lighter)} at less, where nothing was measured)" if lighter else ""
         lines.append(
-            f"TTFT of {listed(names)}: in simulation of the paper's case study at such loads the "
-            f"mean was within {mean:.1%}, P99 within {p99:.1%}; promised is {promise:.0%} of the "
-            "mean."
+            f"TTFT of {listed(names)}: in simulation of the paper's case study at {loads} load"
+            f"{below} the mean was within {mean:.1%}, P99 within {p99:.1%}; promised is "
+            f"{promise:.0%} of the mean."
         )
     lines += [f"TTFT of {listed(names)}: {note}" for note, names in minded.items()]
+    return tuple(lines)
+
+
+def as_planned_lines(document: dict[str, Any]) -> tuple[str, ...]:
+    """What the scenario's own plan carries, and its TTFT, where the one found is another."""
+    lines = []
+    for name, one in document["deployments"].items():
+        own = one["as_planned"]
+        if all(own[key] == one[key] for key in _PLAN_KEYS):
+            continue
+        at = "" if own["threshold_tokens"] is None else f" at t = {own['threshold_tokens']:,}"
+        ttft_s = own["ttft"]["ttft_mean_s"]
+        ttft = "no TTFT at that load" if ttft_s is None else f"mean TTFT {ttft_s:.2f} s"
+        lines.append(
+            f"{name} as the scenario plans it, {instances(own)}{at}: "
+            f"{own['throughput_req_per_s']:.2f} req/s by the paper equations, "
+            f"{own['throughput_exact_req_per_s']:.2f} by the exact ones, {ttft}"
+        )
     return tuple(lines)
 
 
@@ -168,7 +206,8 @@ def is_sound(document: dict[str, Any]) -> bool:
 def _limit_bytes_per_s(document: dict[str, Any]) -> float:
     """The rate of the scenario's link from which on the best plan gains nothing; 0: any rate."""
     sweeps = document["sweeps"]
-    return sweeps["bandwidth"]["hard_limit_bytes_per_s"] if sweeps is not None else 0.0
+    limit = sweeps["bandwidth"]["hard_limit_bytes_per_s"] if sweeps is not None else None
+    return limit or 0.0
 
 
 def _plan_sentence(document: dict[str, Any]) -> str:

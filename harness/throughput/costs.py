@@ -6,11 +6,13 @@ of the mean length (see ``harness.throughput``).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.architecture import Architecture
 from harness.deployment import Deployment, PdCluster, PrfaasCluster
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_batch, decode_step_s
@@ -23,6 +25,15 @@ IntArray = NDArray[np.int64]
 Cost = Callable[[FloatArray, FloatArray], FloatArray]
 
 MAX_THRESHOLDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """p, and mean new and cached tokens on either side, nan where it is empty. # (splits,) each"""
+
+    offloaded: FloatArray
+    long: tuple[FloatArray, FloatArray]
+    short: tuple[FloatArray, FloatArray]
 
 
 class Costs:
@@ -43,6 +54,10 @@ class Costs:
         self._new_tokens = _running(self._weights * self.lengths)
         self._cached_tokens = _running(self._weights * self._cached)
         self._sums: dict[object, FloatArray] = {}
+        # Of the splits that were asked for last: every stage is asked for the same ones.
+        self._asked: IntArray | None = None
+        self._sides_asked: _Sides | None = None
+        self._costs_asked: dict[object, FloatArray] = {}
         self._output_tokens = given.mean_output_tokens
         self.remote = deployment.prfaas_clusters(scenario.link.rate_bytes_per_s)
         self.local = deployment.pd_clusters(scenario.link.rate_bytes_per_s)
@@ -55,6 +70,12 @@ class Costs:
             for name in sorted({cluster.hardware for cluster in self.local})
             for one in [replace(deployment, pd_hardware=name)]
         }
+
+    def divided_as(self, deployment: Deployment) -> "Costs":
+        """The same costs, the PD clusters divided as in another plan of the same instances."""
+        other = copy(self)
+        other.local = deployment.pd_clusters(self._scenario.link.rate_bytes_per_s)
+        return other
 
     def candidates(self, deployment: Deployment) -> IntArray:
         """Splits worth trying: everything crosses, then up to each distinct length stays, the last
@@ -89,19 +110,16 @@ class Costs:
 
     def shares(self, splits: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """p, l_long and l_short; the means are nan where that side is empty."""
-        return (
-            self._offloaded(splits),
-            self._mean_beyond(self._new_tokens, self.lengths, splits),
-            self._mean_within(self._new_tokens, self.lengths, splits),
-        )
+        sides = self._sides(splits)
+        return sides.offloaded, sides.long[0], sides.short[0]
 
     def remote_s(self, hardware: str, splits: IntArray, objective: Objective) -> FloatArray:
         """p T(l_long): seconds of a PrfaaS instance that a mean request takes."""
-        return self._long(hardware, self._prefill(hardware), splits, objective)
+        return self._long(("prefill", hardware), self._prefill(hardware), splits, objective)
 
     def local_s(self, hardware: str, splits: IntArray, objective: Objective) -> FloatArray:
         """(1 - p) T(l_short): seconds of a local prefill instance that a mean request takes."""
-        return self._short(hardware, self._prefill(hardware), splits, objective)
+        return self._short(("prefill", hardware), self._prefill(hardware), splits, objective)
 
     def crossing_bytes(self, splits: IntArray, objective: Objective) -> FloatArray:
         """p S_kv(l_long): bytes that a mean request sends across the link."""
@@ -126,12 +144,12 @@ class Costs:
         finds a queue. Several PrfaaS clusters count by their instances."""
         fabric, link = self.fabric_bytes_per_s, self._scenario.link
         cost = self._until_landed(hardware, fabric, 0.0)
-        total_s = self._short((hardware, "landed"), cost, splits, objective)
+        total_s = self._short(("landed", hardware), cost, splits, objective)
         instances = sum(one.num_instances for one in self.remote)
         for one in self.remote:
             delay_s = link.near_to_far.delay_s + link.far_to_near.delay_s
             cost = self._until_landed(one.hardware, one.link_bytes_per_s, delay_s)
-            key = (one.hardware, one.link_bytes_per_s)
+            key = ("landed", one.hardware, one.link_bytes_per_s)
             share = one.num_instances / instances
             total_s = total_s + share * self._long(key, cost, splits, objective)
         return total_s
@@ -139,17 +157,15 @@ class Costs:
     def _until_landed(self, hardware: str, path_bytes_per_s: float, delay_s: float) -> Cost:
         """T_prefill and the exposed transfer of a request alone (``harness.ttft``)."""
         architecture = self._scenario.model.architecture
-        last_layer = replace(architecture, layers=architecture.layers[-1:])
-        hidden = 1 - 1 / len(architecture.layers)
 
         def cost(new_tokens: FloatArray, cached_tokens: FloatArray) -> FloatArray:
             prefill_s = self._prefill(hardware)(new_tokens, cached_tokens)
-            sending_s = self._moved_bytes(new_tokens, cached_tokens) / path_bytes_per_s
-            if self._scenario.transport.layerwise:
-                new, cached = np.rint(new_tokens), np.rint(cached_tokens)
-                last_s = last_layer.moved_bytes_array(new + cached, cached) / path_bytes_per_s
-                sending_s = np.maximum(last_s, sending_s - hidden * prefill_s)
-            return prefill_s + sending_s + delay_s
+            if not self._scenario.transport.layerwise:
+                sending_s = self._moved_bytes(new_tokens, cached_tokens) / path_bytes_per_s
+                return prefill_s + sending_s + delay_s
+            new, cached = np.rint(new_tokens), np.rint(cached_tokens)
+            landed_s = _landed_s(architecture, new, cached, prefill_s, path_bytes_per_s)
+            return landed_s + delay_s
 
         return cost
 
@@ -167,9 +183,11 @@ class Costs:
             running = self._sum_of(key, cost)
             # Differences of running sums leave rounding where the far side is empty.
             return np.where(splits == len(self.lengths), 0.0, running[-1] - running[splits])
-        new = self._mean_beyond(self._new_tokens, self.lengths, splits)
-        cached = self._mean_beyond(self._cached_tokens, self._cached, splits)
-        return _times_mean_cost(self._offloaded(splits), cost, new, cached)
+        sides = self._sides(splits)
+        if ("long", key) not in self._costs_asked:
+            found = _times_mean_cost(sides.offloaded, cost, *sides.long)
+            self._costs_asked["long", key] = found
+        return self._costs_asked["long", key]
 
     def _short(self, key: object, cost: Cost, splits: IntArray, objective: Objective) -> FloatArray:
         """(1 - p) E[cost | l <= t], or (1 - p) cost(l_short)."""
@@ -177,9 +195,11 @@ class Costs:
             return np.zeros(len(splits))
         if objective == "exact":
             return self._sum_of(key, cost)[splits]
-        new = self._mean_within(self._new_tokens, self.lengths, splits)
-        cached = self._mean_within(self._cached_tokens, self._cached, splits)
-        return _times_mean_cost(1 - self._offloaded(splits), cost, new, cached)
+        sides = self._sides(splits)
+        if ("short", key) not in self._costs_asked:
+            found = _times_mean_cost(1 - sides.offloaded, cost, *sides.short)
+            self._costs_asked["short", key] = found
+        return self._costs_asked["short", key]
 
     def _sum_of(self, key: object, cost: Cost) -> FloatArray:
         """Running sums of a cost, made once."""
@@ -187,27 +207,50 @@ class Costs:
             self._sums[key] = _running(self._weights * cost(self.lengths, self._cached))
         return self._sums[key]
 
-    def _offloaded(self, splits: IntArray) -> FloatArray:
-        """p, the share of the requests beyond the split."""
-        return np.where(splits == len(self.lengths), 0.0, 1.0 - self._share[splits])
-
-    def _mean_beyond(self, running: FloatArray, values: FloatArray, splits: IntArray) -> FloatArray:
-        """Mean of ``values`` over the long side; nan where there is none."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = (running[-1] - running[splits]) / (1.0 - self._share[splits])
-        mean = np.where(splits == len(self.lengths), np.nan, mean)
-        # A mean of equal values may round beyond them, and so beyond what a profile covers.
-        return np.clip(mean, values.min(), values.max())
-
-    def _mean_within(self, running: FloatArray, values: FloatArray, splits: IntArray) -> FloatArray:
-        """Mean of ``values`` over the short side; nan where there is none."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = running[splits] / self._share[splits]
-        return np.clip(mean, values.min(), values.max())
+    def _sides(self, splits: IntArray) -> _Sides:
+        if self._sides_asked is None or splits is not self._asked:
+            within = self._share[splits]
+            everything = splits == len(self.lengths)
+            tokens = ((self._new_tokens, self.lengths), (self._cached_tokens, self._cached))
+            long, short = [], []
+            for running, values in tokens:
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    beyond = (running[-1] - running[splits]) / (1.0 - within)
+                    inside = running[splits] / within
+                # A mean of equal values may round beyond them, and beyond what a profile covers.
+                low, high = values.min(), values.max()
+                long.append(np.clip(np.where(everything, np.nan, beyond), low, high))
+                short.append(np.clip(inside, low, high))
+            offloaded = np.where(everything, 0.0, 1.0 - within)
+            self._asked, self._costs_asked = splits, {}
+            self._sides_asked = _Sides(offloaded, (long[0], long[1]), (short[0], short[1]))
+        return self._sides_asked
 
     def _after_each_length(self) -> IntArray:
         """0, and the number of lengths up to each distinct one."""
         return np.flatnonzero(np.concatenate(([True], np.diff(self._whole) > 0, [True])))
+
+
+def _landed_s(
+    architecture: Architecture,
+    new_tokens: FloatArray,
+    cached_tokens: FloatArray,
+    prefill_s: FloatArray,
+    path_bytes_per_s: float,
+) -> FloatArray:
+    """When the last byte has left, layer by layer on a free path: that of
+    ``harness.transfer_model`` for a prompt of one chunk, a layer at a time. # (points,)"""
+    total_tokens, layers = new_tokens + cached_tokens, architecture.layers
+    sizes_s = {
+        kind: replace(architecture, layers=(kind,)).moved_bytes_array(total_tokens, cached_tokens)
+        / path_bytes_per_s
+        for kind in architecture.kind_counts
+    }
+    left_s, last_s = np.zeros(len(prefill_s)), np.zeros(len(prefill_s))
+    for number in range(len(layers), 0, -1):
+        left_s = left_s + sizes_s[layers[number - 1]]
+        last_s = np.maximum(last_s, prefill_s * (number / len(layers)) + left_s)
+    return last_s
 
 
 def remote_rate(

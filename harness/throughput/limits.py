@@ -28,6 +28,13 @@ def _of_the_link(scenario: Scenario) -> list[str]:
             f"{_gbit(link.rate_bytes_per_s)} for a transfer: its {connections} connections carry "
             f"at most {_gbit(min(connections * cap, link.rate_bytes_per_s))}."
         )
+    pacing = scenario.transport.pacing_bytes_per_s
+    if pacing is not None and pacing < link.rate_bytes_per_s:
+        told.append(
+            f"transport.pacing is not in Lambda_max or TTFT, which let a transfer use the whole "
+            f"link.rate of {_gbit(link.rate_bytes_per_s)}: an instance sends another at most "
+            f"{_gbit(pacing)}."
+        )
     ways = (link.near_to_far, link.far_to_near)
     if impaired := [name for name, has in _IMPAIRMENTS.items() if any(has(way) for way in ways)]:
         told.append(

@@ -97,6 +97,17 @@ def deployment_model(
     )
 
 
+def carried(costs: Costs, deployment: Deployment, objective: Objective) -> tuple[float, str]:
+    """Lambda_max by one of the two sets of equations and the stage that saturates first.
+
+    ``costs`` are those of the deployment's clusters, however they are divided.
+    """
+    costs = costs.divided_as(deployment)
+    splits = costs.planned(deployment)
+    stage, _ = stage_rates(costs, splits, objective).bottleneck()
+    return _lambda_max(costs, splits, objective), stage
+
+
 def _lambda_max(costs: Costs, splits: IntArray, objective: Objective) -> float:
     total = sum(float(local_rate(costs, one, splits, objective)[0]) for one in costs.local)
     return min(float(remote_rate(costs, costs.remote, splits, objective)[0]), total)

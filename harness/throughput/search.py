@@ -63,6 +63,11 @@ def solve(
     threshold 0, and is searched again like any other. Ties as said above.
     """
     costs = Costs(scenario, deployment, lengths or length_distribution(scenario))
+    return solved(costs, deployment, objective)
+
+
+def solved(costs: Costs, deployment: Deployment, objective: Objective) -> Deployment:
+    """``solve`` with the deployment's costs, which may serve for more than the search."""
     if not costs.divides:
         return deployment
     splits = _refined(costs, deployment, lambda at: np.array([_Best.of(costs, at, objective).at]))
@@ -141,21 +146,28 @@ def capacity_grid(
     objective: Objective,
     lengths: LengthDistribution | None = None,
     points: int = 200,
+    most_splits: int = 64,
 ) -> Grid:
     """Lambda_max over t > 0 and N_p > 0, ``points`` thresholds spread over the shares of lengths.
 
     The deployment's own threshold is among them, and the best of each N_p by either objective, as
-    the search finds it. For deployments where both sides prefill.
+    the search finds it. Of more than ``most_splits`` an even choice, the deployment's own among
+    them. For deployments where both sides prefill.
     """
     assert deployment.num_prfaas > 0, "a grid over t needs two clusters that prefill"
     assert deployment.num_prefill > 0, "a grid over t needs two clusters that prefill"
     costs = Costs(scenario, deployment, lengths or length_distribution(scenario))
     options = tuple(one for one in divisions(costs, costs.local[0]) if one.num_prefill)
+    if len(options) > most_splits:
+        chosen = set(np.linspace(0, len(options) - 1, most_splits).round().astype(int).tolist())
+        chosen.add(deployment.num_prefill - 1)
+        options = tuple(options[at] for at in sorted(chosen))
 
     def best_splits(equations: Objective) -> IntArray:
         def best_of(splits: IntArray) -> IntArray:
-            rates = _grid_rates(costs, options, splits, equations)
-            return _preferred(*(one.T for one in rates))
+            carried, prefill = _grid_rates(costs, options, splits, equations)
+            carried = np.where(splits > 0, carried, -1.0)  # with t = 0 N_p has nothing to do
+            return _preferred(carried.T, prefill.T)
 
         fine = _refined(costs, deployment, best_of)
         return fine[best_of(fine)]

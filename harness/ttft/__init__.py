@@ -6,10 +6,10 @@ A request's way is that of ``harness.simulator``; every stage is a queue of ``ha
 
 * Prefill: the instances of a cluster are one G/G/c queue (least remaining work is first come first
   served at a central queue), fed by what the threshold sends there.
-* Transfer of b bytes of KV in L layers, b_last of them in the last one, over a path of rate R for
-  which it waits W_R:
+* Transfer of b bytes of KV in L layers over a path of rate R for which it waits W_R, with A what
+  shows of it on a free path (``harness.transfer_model``, one chunk):
 
-      layer by layer       max(b_last / R, W_R + b / R - T_prefill (L - 1) / L)
+      layer by layer       max(A, W_R + b / R - T_prefill (L - 1) / L)
       at the end           W_R + b / R
 
   The link is a G/G/1 queue of whole KVs, whose wait layer by layer first uses up what prefill

@@ -21,9 +21,13 @@ from harness.workload import LengthDistribution
 
 FloatArray = npt.NDArray[np.float64]
 
+#: Shares of the tail, fine about the last per cent.
+_TAIL = 0.01 * np.concatenate(
+    [1.03 ** (np.arange(54, -55, -1) - 0.5), 1.03**-54.5 * 1.2 ** -np.arange(1.0, 17.0)]
+)
 #: Cumulative shares that part a distribution into bins for a convolution, finer towards its tail;
-#: P50 and P90 lie in the middle of a bin.
-_EDGES = np.concatenate([(np.arange(332) + 0.5) / 350, 1 - np.geomspace(0.05, 1e-4, 100)])
+#: P50, P90 and P99 lie in the middle of a bin.
+_EDGES = np.concatenate([(np.arange(332) + 0.5) / 350, 1 - _TAIL])
 #: Shares of the quantiles that a service has.
 _QUANTILES = (np.arange(2000) + 0.5) / 2000
 
@@ -234,7 +238,8 @@ def _alone_s(
     architecture: Architecture, columns: FloatArray, path_bytes_per_s: float
 ) -> FloatArray:
     """Exposed layer-wise transfer of requests that have the path for themselves. # (points,)"""
-    prefill_s, _, new_tokens, cached_tokens = columns
+    prefill_s: FloatArray = columns[0]
+    new_tokens, cached_tokens = columns[2], columns[3]
     if not prefill_s.size:
         return prefill_s
     pieces = prefill_pieces(
