@@ -11,6 +11,7 @@ them are sent always, as zeros where they are off, and a uniform table where the
 
 import struct
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from pyroute2.netlink import nla
@@ -22,6 +23,8 @@ from netem.loss import FourStateLoss, GilbertElliott, IndependentLoss, Loss
 U32_MAX = 2**32 - 1
 _TICK_NS = 64
 _TCA_OPTIONS = 2
+#: Messages kept: a change takes several times as long to put into words as to send.
+_REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class options(nla):  # type: ignore[misc]  # noqa: N801  # pyroute2 is untyped a
             fields = (("p", "I"), ("r", "I"), ("h", "I"), ("k1", "I"))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def encode(netem: Netem) -> bytes:
     """TCA_OPTIONS with its header."""
     message = options()
@@ -140,6 +144,7 @@ def encode(netem: Netem) -> bytes:
     return bytes(data)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def decode(data: bytes) -> Netem:
     """What TCA_OPTIONS, with its header, says; of a kernel's dump, what the kernel runs."""
     message = options(data)

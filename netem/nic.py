@@ -77,6 +77,9 @@ class NicLink:
             time.monotonic_ns(), found.get("near_to_far", _NONE), found.get("far_to_near", _NONE)
         )
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Nothing of a change takes long here."""
+
     def apply(self, spec: LinkSpec) -> None:
         """Shape as ``spec`` says from now on; what is held stays held."""
         self._assert_up()

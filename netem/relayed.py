@@ -41,6 +41,9 @@ class RelayPath:
     def withdraw(self, site: Site, port: int) -> None:
         self.relay.ask({"op": "withdraw", "port": port, "server_site": site.name})
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Nothing of a change takes long here."""
+
     def apply(self, spec: LinkSpec) -> None:
         """Change the running link; LinkError for anything but rate, delay and queue."""
         if lacking := _beyond(spec):

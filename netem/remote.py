@@ -36,6 +36,9 @@ class RemotePath:
     def withdraw(self, site: Site, port: int) -> None:
         """Nothing was set up by ``expose``."""
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Nothing of a change takes long here."""
+
     def apply(self, spec: LinkSpec) -> None:
         raise LinkError(f"the link {spec.name!r} is measured from here, not shaped from here")
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from netem.attributes import Netem
+from netem.attributes import Netem, decode, encode
 from netem.hops import draws_by_packet, flow_limit_packets, hops
 from netem.link import DIRECTIONS, Direction, DirectionName, LinkError, LinkSpec
 from netem.namespace import allow_window, congestion_control
@@ -51,6 +51,8 @@ class RoutedPath:
     far: Site
     notes: tuple[str, ...] = (_MADE_OF,)
     changes: int = 0
+    #: The largest window that the sites may have, which is never taken back.
+    allowed_bdp_bytes: float = 0.0
     #: What was set, by what it was set on, so that only what differs is set again.
     settings: dict[object, object] = field(default_factory=dict)
     _changing: threading.Lock = field(default_factory=threading.Lock)
@@ -70,6 +72,13 @@ class RoutedPath:
         )
         return LinkCounters(time.monotonic_ns(), near_to_far, far_to_near)
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Put the messages of the next change into words, which takes longer than sending them."""
+        for name in DIRECTIONS:
+            qdiscs = hops(spec, name, self.changes + 1)
+            for netem in (qdiscs.bottleneck, qdiscs.way):
+                decode(encode(netem))
+
     def apply(self, spec: LinkSpec) -> None:
         """Change the running link. LinkError, and no change, for what only a new one can have.
 
@@ -83,7 +92,7 @@ class RoutedPath:
         with self._changing:
             with put_back_on_failure(lambda: self._change(self.applied)):
                 self._change(spec)
-                if spec.bdp_bytes > self.applied.bdp_bytes:
+                if spec.bdp_bytes > self.allowed_bdp_bytes:
                     self._allow_window(spec)
             self.applied = spec
 
@@ -157,6 +166,7 @@ class RoutedPath:
     def _allow_window(self, spec: LinkSpec) -> None:
         for place in (self.places[0], self.places[-1]):
             place.namespace.run(lambda: allow_window(spec.bdp_bytes))
+        self.allowed_bdp_bytes = spec.bdp_bytes
 
     def _note(self, *notes: str) -> None:
         self.notes = tuple(dict.fromkeys((*self.notes, *notes)))

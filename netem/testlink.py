@@ -98,6 +98,10 @@ class TestLink:
         """The server that was exposed is gone; connections that stand are not touched."""
         self.path.withdraw(site, port)
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Do beforehand what of ``apply`` can be done."""
+        self.path.prepare(spec)
+
     def apply(self, spec: LinkSpec) -> None:
         """Change the running link; ``applied`` follows. LinkError for what only a new one has."""
         self.path.apply(spec)

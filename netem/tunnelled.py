@@ -65,6 +65,9 @@ class ForwarderPath:
     def withdraw(self, site: Site, port: int) -> None:
         """Nothing was set up by ``expose``."""
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Nothing of a change takes long here."""
+
     def apply(self, spec: LinkSpec) -> None:
         """Change the running link. Without a seed in ``spec`` the random streams go on."""
         if spec.mtu_bytes != self.applied.mtu_bytes:

@@ -20,6 +20,9 @@ from netem.variation import LinkSchedule, Step
 class Changeable(Protocol):
     """A running link."""
 
+    def prepare(self, spec: LinkSpec) -> None:
+        """Do beforehand what of ``apply`` can be done."""
+
     def apply(self, spec: LinkSpec) -> None: ...
 
 
@@ -91,6 +94,7 @@ class ScheduleRun:
         assert self._start_mono_s is not None
         try:
             for step in self._steps:
+                self._link.prepare(step.spec)
                 due_s = self._start_mono_s + step.at_s
                 if self._stop.wait(max(0.0, due_s - time.monotonic())):
                     return

@@ -265,7 +265,11 @@ class Journal:
 
     def __init__(self, *refuses: LinkSpec) -> None:
         self.applied: list[LinkSpec] = []
+        self.prepared: list[LinkSpec] = []
         self._refuses = refuses
+
+    def prepare(self, spec: LinkSpec) -> None:
+        self.prepared.append(spec)
 
     def apply(self, spec: LinkSpec) -> None:
         if spec in self._refuses:
@@ -280,6 +284,7 @@ def test_steps_are_applied_in_order_none_early_and_then_undone() -> None:
         assert run.wait(60)
     specs = [step.spec for step in schedule.steps(BASE)]
     assert journal.applied == [*specs, BASE]
+    assert journal.prepared == specs
     assert [one.planned_s for one in run.log] == [0.01, 0.02, 0.03]
     assert all(one.applied_s >= one.planned_s for one in run.log)
     assert run.log[0].change == "rate 10gbit to 1gbit"
