@@ -59,23 +59,14 @@ class Settings(msgspec.Struct, frozen=True):
     transfer_bytes: int
     in_flight: int
     congestion_control: str | None = None
-    bdp_bytes: int | None = None
     tls: tuple[str, str, str] | None = None
 
     @property
     def layer_bytes(self) -> int:
         return self.transfer_bytes // self.layers
 
-    def more(self) -> dict[str, Any]:
-        """Keywords of either end, those that were asked for."""
-        more: dict[str, Any] = {}
-        if self.congestion_control is not None or self.bdp_bytes is not None:
-            more["options"] = SocketOptions(
-                congestion_control=self.congestion_control, bdp_bytes=self.bdp_bytes
-            )
-        if self.tls is not None:
-            more["tls"] = TlsFiles(*map(Path, self.tls))
-        return more
+    def tls_files(self) -> TlsFiles | None:
+        return None if self.tls is None else TlsFiles(*map(Path, self.tls))
 
 
 class Receiving:
@@ -92,7 +83,12 @@ class Receiving:
         # A sender may offer its next transfer before the one acknowledged to it is given back here.
         limits = ReceiverLimits(max_buffer_bytes=2 * settings.in_flight * settings.transfer_bytes)
         secret = bytes.fromhex(settings.secret)
-        self._receiver = KvReceiver(secret, limits, **settings.more())
+        self._receiver = KvReceiver(
+            secret,
+            limits,
+            options=SocketOptions(congestion_control=settings.congestion_control),
+            tls=settings.tls_files(),
+        )
         port = await self._receiver.start(self._host)
         self._received_bytes = 0
         self._slots = [
@@ -152,7 +148,11 @@ class Sending:
         self._settings, self._peer = settings, peer
         secret = bytes.fromhex(settings.secret)
         self._sender = KvSender(
-            secret, settings.connections, checksum=settings.checksum, **settings.more()
+            secret,
+            settings.connections,
+            checksum=settings.checksum,
+            congestion_control=settings.congestion_control,
+            tls=settings.tls_files(),
         )
         await self._sender.connect(*peer)
         self._stopping, self._sent_bytes, self._room = False, 0, 0

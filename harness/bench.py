@@ -130,7 +130,10 @@ def _run_cells(
             deployment = scenario.deployments[cell.deployment]
             with LocalTestbed(scenario, deployment, run, cell, link) as testbed:
                 told = {"priority": testbed.priority, "tcp": testbed.tcp}
-                log.change(machine=log.manifest.machine | told)
+                notes = (*log.manifest.link_notes, *_small_buffers(testbed.tcp))
+                log.change(
+                    machine=log.manifest.machine | told, link_notes=tuple(dict.fromkeys(notes))
+                )
 
                 def on_progress(sent: int, done: int, failed: int, name: str = cell.name) -> None:
                     progress(name, len(prepared.schedule), sent, done, failed)
@@ -147,6 +150,15 @@ def _run_cells(
             )
         after, failures = fidelity_after(link)
         log.change(link_check_after=after, link_failures=(*log.manifest.link_failures, *failures))
+
+
+def _small_buffers(tcp: dict[str, Any]) -> list[str]:
+    """What the kernel did not give the KV connections of each cluster."""
+    return [
+        f"KV connections of cluster {cluster} have {words}"
+        for cluster, one in tcp.items()
+        for words in one["lacking"]
+    ]
 
 
 def _log_changes(log: ManifestLog, cell: Cell, changes: Sequence[Applied]) -> None:

@@ -62,6 +62,8 @@ def test_a_full_link_is_scarce_only_when_something_waits_and_stays_so_for_a_whil
     estimate = LinkEstimate(CONFIG)
     assert not steady(estimate, 960.0, 0.0, 10.0).scarce
     assert steady(estimate, 960.0, 10.0, 11.0, backlog=200.0).scarce
+    assert not estimate.state(20.0).scarce
+    assert estimate.state(11.0).scarce
     assert steady(estimate, 960.0, 11.0, 12.0).scarce  # nothing waits, but it is still full
     counters = dict.fromkeys(range(4), 240.0 * 12)
     scarce = []
@@ -97,6 +99,8 @@ def test_a_sender_that_goes_away_fades_and_is_forgotten() -> None:
     assert estimate.state(0.0).at_s is None
     now = steady(estimate, 800.0, 0.0, 10.0)
     later = estimate.state(11.0)
+    assert estimate.state(40.1) == LinkState(None, 0, 0, 0, 0, 0, 0, False)
+    assert estimate.state(11.0) == later  # to ask changes nothing
     ratio = later.goodput_bytes_per_s / now.goodput_bytes_per_s
     assert ratio == pytest.approx(math.exp(-1))
     assert estimate.handle([], 41.0) == LinkState(None, 0, 0, 0, 0, 0, 0, False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenario_files import PAPER, ROOT, TEXT, refusal, written
 
 from harness.core import Instance, ScenarioError
 from harness.scenario import (
@@ -17,26 +18,6 @@ from harness.scenario import (
     load_scenario,
     scenario_hash,
 )
-
-ROOT = Path(__file__).parents[1]
-PAPER = ROOT / "scenarios" / "paper-case-study.toml"
-TEXT = PAPER.read_text().replace("../profiles/", f"{ROOT.as_posix()}/profiles/")
-
-
-def written(folder: Path, text: str, name: str = "case.toml") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
-
-
-def refusal(path: Path, *overrides: str) -> str:
-    """The message of a scenario that must be refused: one paragraph that names the file."""
-    with pytest.raises(ScenarioError) as caught:
-        load_scenario(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert caught.value.exit_status == 2
-    return message
 
 
 def test_the_paper_case_study_as_resolved() -> None:

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
+from scenario_files import PAPER, ROOT, TEXT, refusal, written
 
 from harness.core import ScenarioError
 from harness.scenario import (
@@ -15,26 +16,6 @@ from harness.scenario import (
     to_manifest,
 )
 from harness.scenario_change import with_plan, with_trace
-
-ROOT = Path(__file__).parents[1]
-PAPER = ROOT / "scenarios" / "paper-case-study.toml"
-TEXT = PAPER.read_text().replace("../profiles/", f"{ROOT.as_posix()}/profiles/")
-
-
-def written(folder: Path, text: str, name: str = "case.toml") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
-
-
-def refusal(path: Path, *overrides: str) -> str:
-    """The message of a scenario that must be refused: one paragraph that names the file."""
-    with pytest.raises(ScenarioError) as caught:
-        load_scenario(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert caught.value.exit_status == 2
-    return message
 
 
 def test_a_plan_replaces_thresholds_and_splits() -> None:

@@ -60,7 +60,7 @@ def test_capped_flows_are_held_against_the_share_of_the_link_that_they_have() ->
 
 @pytest.mark.netadmin
 def test_a_stream_over_a_shaped_link_is_measured_below_the_rate_and_near_it() -> None:
-    how = How(window_s=1, congestion_control=None, mooncake_python=sys.executable, tls=None)
+    how = How(window_s=1, congestion_control="reno", mooncake_python=sys.executable, tls=None)
     with open_wire("1gbit") as wire, open_ends(wire) as ends:
         before, after = wire.kernel_tcp
         assert after == replace(before, tcp_slow_start_after_idle=0, tcp_no_metrics_save=1)

@@ -14,6 +14,7 @@ from harness.core import TransportError
 from harness.transport.socket_options import (
     SocketOptions,
     available_congestion_controls,
+    buffer_shortfalls,
     effective,
     kernel_tcp,
     set_pacing,
@@ -199,3 +200,10 @@ def test_settling_tcp_reports_both_states_and_stays_in_its_namespace() -> None:
 def test_impossible_options_are_refused_by_name(wrong: dict[str, object], named: str) -> None:
     with pytest.raises(TransportError, match=named):
         SocketOptions(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_what_a_connection_would_lack_is_known_before_there_is_one() -> None:
+    options = SocketOptions(bdp_bytes=1000 * MIB)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        assert buffer_shortfalls(options) == tune_before_connect(sock, options)
+    assert buffer_shortfalls(SocketOptions(bdp_bytes=1)) == ()

@@ -6,7 +6,12 @@ import sys
 from harness.child import each_order, open_orders, read_config, run_child, settle, tell
 from harness.engine.config import EngineConfig
 from harness.engine.worker import Worker
-from harness.transport.socket_options import kernel_tcp, settle_tcp
+from harness.transport.socket_options import (
+    SocketOptions,
+    buffer_shortfalls,
+    kernel_tcp,
+    settle_tcp,
+)
 
 
 async def work() -> None:
@@ -16,8 +21,10 @@ async def work() -> None:
     # A network of the run's own is set so that no pause or earlier connection decides how fast KV
     # is sent; one that others use too is left as it is, and recorded.
     tcp = settle_tcp()[1] if config.own_network else kernel_tcp()
+    lacking = buffer_shortfalls(SocketOptions(bdp_bytes=config.bdp_bytes))
+    told = dataclasses.asdict(tcp) | {"lacking": lacking}
     async with Worker(config) as worker:
-        tell("ready", ports=worker.ports, kv_port=worker.kv_port, tcp=dataclasses.asdict(tcp))
+        tell("ready", ports=worker.ports, kv_port=worker.kv_port, tcp=told)
         async for order in each_order(orders):
             worker.kv_routes = {
                 bootstrap: (str(host), int(port))

@@ -42,6 +42,7 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     striping: Literal["chunked", "whole"]
     congestion_control: str | None
     pacing_bytes_per_s: float | None
+    bdp_bytes: int
     decode_step_s: float
     decode_max_batch: int
     transfer_deadline_wall_s: float

@@ -51,6 +51,7 @@ from harness.surface.openai import (
 from harness.transport.lane import Lanes
 from harness.transport.receiver import KvReceiver, ReceiverLimits
 from harness.transport.sender import KvSender
+from harness.transport.socket_options import SocketOptions
 from harness.transport.tcp_info import TcpSample
 
 End = PrefillEnd | DecodeEnd
@@ -261,40 +262,19 @@ class Worker:
                 connector=connector, headers={"Authorization": f"Bearer {config.api_key}"}
             )
         )
-        secret = bytes.fromhex(config.secret_hex)
         lanes = stack.enter_context(Lanes(config.io_threads))
-        senders: list[KvSender] = []
-        receiver: KvReceiver | None = None
-        if any(instance.role == "decode" for instance in config.instances):
-            limits = ReceiverLimits(
-                max_buffer_bytes=config.max_buffer_bytes,
-                max_connections=config.max_connections,
-                max_pending_connections=config.max_connections,
-            )
-            receiver = KvReceiver(secret, limits, lanes=lanes)
-            stack.push_async_callback(receiver.close)
-            self.kv_port = await receiver.start(config.address, 0)
+        receiver = await self._open_receiver(stack, lanes)
         profiles = {name: source.load() for name, source in config.profiles.items()}
         kv = KvBytes(
             load_architecture(Path(config.architecture), config.kv_dtype),
             config.byte_scale,
             config.seed,
         )
+        senders: list[KvSender] = []
         for instance in config.instances:
             end: End
             if instance.role == "prefill":
-                sender = KvSender(
-                    secret,
-                    connections=config.connections,
-                    checksum=config.checksum,
-                    chunk_bytes=config.chunk_bytes,
-                    pacing_bytes_per_s=config.pacing_bytes_per_s,
-                    ack_timeout_s=config.transfer_deadline_wall_s,
-                    striping=config.striping,
-                    congestion_control=config.congestion_control,
-                    lanes=lanes,
-                )
-                stack.push_async_callback(sender.close)
+                sender = self._open_sender(stack, lanes)
                 senders.append(sender)
                 engine = EmulatedPrefill(
                     alarm, profiles[instance.hardware], config.time_scale, config.layerwise
@@ -316,6 +296,42 @@ class Worker:
                 stack, front.application(), config.address, instance.port, EngineError
             )
         await stack.enter_async_context(running(self._sample(metrics, senders, engines, link)))
+
+    async def _open_receiver(self, stack: AsyncExitStack, lanes: Lanes) -> KvReceiver | None:
+        """Where KV lands, if an instance decodes."""
+        config = self._config
+        if all(instance.role != "decode" for instance in config.instances):
+            return None
+        limits = ReceiverLimits(
+            max_buffer_bytes=config.max_buffer_bytes,
+            max_connections=config.max_connections,
+            max_pending_connections=config.max_connections,
+        )
+        options = SocketOptions(
+            congestion_control=config.congestion_control, bdp_bytes=config.bdp_bytes
+        )
+        secret = bytes.fromhex(config.secret_hex)
+        receiver = KvReceiver(secret, limits, options=options, lanes=lanes)
+        stack.push_async_callback(receiver.close)
+        self.kv_port = await receiver.start(config.address, 0)
+        return receiver
+
+    def _open_sender(self, stack: AsyncExitStack, lanes: Lanes) -> KvSender:
+        config = self._config
+        sender = KvSender(
+            bytes.fromhex(config.secret_hex),
+            connections=config.connections,
+            checksum=config.checksum,
+            chunk_bytes=config.chunk_bytes,
+            pacing_bytes_per_s=config.pacing_bytes_per_s,
+            ack_timeout_s=config.transfer_deadline_wall_s,
+            striping=config.striping,
+            congestion_control=config.congestion_control,
+            bdp_bytes=config.bdp_bytes,
+            lanes=lanes,
+        )
+        stack.push_async_callback(sender.close)
+        return sender
 
     def _route(self, bootstrap: str) -> tuple[str, int]:
         return self.kv_routes.get(bootstrap, (self._config.address, self.kv_port))

@@ -7,6 +7,7 @@ shown in ``/state`` and ``/metrics`` and written to the run's link spool.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -59,11 +60,12 @@ class LinkWatch:
             try:
                 async with self._session.get(url, headers=self._headers) as answer:
                     answer.raise_for_status()
-                    while line := await answer.content.readuntil(b"\n"):
+                    while (line := await answer.content.readuntil(b"\n")).endswith(b"\n"):
                         self._take(sender, line)
-            except (aiohttp.ClientError, asyncio.IncompleteReadError):
-                # It is down, which its requests say more loudly, or not up yet.
-                await asyncio.sleep(_RETRY_S)
+            except aiohttp.ClientError as error:
+                # Its requests say it too; without this the estimate would fade with no reason.
+                print(f"{sender.name} tells nothing of the link: {error}", file=sys.stderr)
+            await asyncio.sleep(_RETRY_S)
 
     def _take(self, sender: WorkerAddress, line: bytes) -> None:
         samples = msgspec.json.decode(line, type=list[TcpSample])

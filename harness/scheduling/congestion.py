@@ -98,17 +98,21 @@ class LinkEstimate:
         self._lines = {
             key: line for key, line in self._lines.items() if line.last.at_s >= horizon_s
         }
-        return self.state(now_s)
+        state = self.state(now_s)
+        self._scarce = state.scarce
+        return state
 
     def state(self, now_s: float) -> LinkState:
-        """The estimate now: rates of connections that are silent fade."""
-        lines = list(self._lines.values())
+        """The estimate now, which asking does not change: silent connections fade, and are left
+        out once they are old."""
+        horizon_s = now_s - self._config.forget_after_s
+        lines = [line for line in self._lines.values() if line.last.at_s >= horizon_s]
         fading = [math.exp(-max(0.0, now_s - line.last.at_s) / self._tau_s) for line in lines]
         rate = sum(line.bytes_per_s * by for line, by in zip(lines, fading, strict=True))
         again = sum(line.retransmits_per_s * by for line, by in zip(lines, fading, strict=True))
         waiting = self._waiting_bytes(lines)
         capacity = self._config.capacity_bytes_per_s
-        state = LinkState(
+        return LinkState(
             at_s=max((line.last.at_s for line in lines), default=None),
             goodput_bytes_per_s=rate,
             utilisation=rate / capacity,
@@ -118,8 +122,6 @@ class LinkEstimate:
             retransmits_per_s=again,
             scarce=self._judge(rate / capacity, waiting / capacity),
         )
-        self._scarce = state.scarce
-        return state
 
     @property
     def _tau_s(self) -> float:

@@ -25,6 +25,7 @@ from harness.scenario import Scenario
 from harness.scheduling.config import decode_batch, decode_step_s
 from harness.testbed.children import GRACE_S, Child, Children
 from harness.testbed.sampler import LinkSampler
+from harness.transport.socket_options import MAX_BDP_BYTES
 from netem.testlink import Site, TestLink
 from netem.variation import LinkSchedule
 from netem.variation_run import Applied
@@ -184,6 +185,7 @@ class LocalTestbed:
                 if cluster == PRFAAS
                 else fabric_bytes_per_s
             ),
+            bdp_bytes=round(min(max(self._link.applied.bdp_bytes, 1), MAX_BDP_BYTES)),
             decode_step_s=decode_step_s(scenario, self._deployment),
             decode_max_batch=decode_batch(scenario, self._deployment),
             transfer_deadline_wall_s=self._timeout_wall_s(),

@@ -78,10 +78,6 @@ class Lanes:
     ) -> None:
         self.stop()
 
-    @property
-    def count(self) -> int:
-        return self._count
-
     def next(self) -> Lane:
         """The lane whose turn it is; called on the user's loop, which hears of errors."""
         if not self._lanes:

@@ -26,6 +26,8 @@ from harness.core import TransportError
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_MAX_PACING_RATE = 32, 33, 47
 _UNLIMITED_U64 = 2**64 - 1
 _MOST_INT = 2**31 - 1
+#: Twice as much still fits the socket option.
+MAX_BDP_BYTES = _MOST_INT // 2
 _IPV4 = Path("/proc/sys/net/ipv4")
 #: A silent peer is asked this often within ``dead_after_s``.
 _KEEPALIVE_PROBES = 3
@@ -65,8 +67,8 @@ class SocketOptions:
             )
         if pacing is not None and not (math.isfinite(pacing) and pacing > 0):
             raise TransportError(f"pacing_bytes_per_s is {pacing}; give more than 0")
-        if self.bdp_bytes is not None and not 0 < self.bdp_bytes <= _MOST_INT // 2:
-            raise TransportError(f"bdp_bytes is {self.bdp_bytes}; give 1 to {_MOST_INT // 2}")
+        if self.bdp_bytes is not None and not 0 < self.bdp_bytes <= MAX_BDP_BYTES:
+            raise TransportError(f"bdp_bytes is {self.bdp_bytes}; give 1 to {MAX_BDP_BYTES}")
         if not 0 < self.notsent_lowat_bytes <= _MOST_INT:
             raise TransportError(
                 f"notsent_lowat_bytes is {self.notsent_lowat_bytes}; give 1 to {_MOST_INT}"
@@ -110,6 +112,12 @@ def tune_before_connect(sock: socket.socket, options: SocketOptions) -> tuple[st
         )
         if (shortfall := _size_buffer(sock, name, option, force, wanted_bytes)) is not None
     )
+
+
+def buffer_shortfalls(options: SocketOptions) -> tuple[str, ...]:
+    """What ``tune_before_connect`` would not get for a connection made here and now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return tune_before_connect(probe, options)
 
 
 def tune_connected(sock: SocketLike, options: SocketOptions) -> None:
