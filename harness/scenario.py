@@ -18,6 +18,7 @@ from harness.architecture import load_architecture
 from harness.core import Role, ScenarioError
 from harness.datafile import printable
 from harness.deployment import Deployment
+from harness.mechanisms import resolve_prefix_cache, resolve_scheduling, resolve_transport
 from harness.profile_file import load_profile
 from harness.resolution import (
     check_prefix,
@@ -31,7 +32,6 @@ from harness.resolution import (
 )
 from harness.scenario_file import (
     ScenarioFile,
-    TransportTable,
     json_schema,
     read_scenario_file,
 )
@@ -42,6 +42,7 @@ from harness.settings import (
     Load,
     Model,
     Prefix,
+    PrefixCache,
     Scale,
     Scheduling,
     Slo,
@@ -95,6 +96,7 @@ class Scenario:
     link_schedule: LinkSchedule | None
     fabric: Fabric
     scheduling: Scheduling
+    prefix_cache: PrefixCache
     transport: Transport
     deployments: dict[str, Deployment]
     testbed: Testbed
@@ -130,12 +132,9 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
         link=link,
         link_schedule=resolve_link_schedule(file.link, where, path.parent, _longest_s(load)),
         fabric=Fabric(file.fabric.rate),
-        scheduling=Scheduling(
-            admission=file.scheduling.admission,
-            ttft_source=file.scheduling.ttft_source,
-            admission_deadline_s=file.scheduling.admission_deadline,
-        ),
-        transport=_transport(file.transport),
+        scheduling=resolve_scheduling(file.scheduling),
+        prefix_cache=resolve_prefix_cache(file.prefix_cache, where),
+        transport=resolve_transport(file.transport),
         deployments=deployments,
         testbed=Testbed(
             stream_interval_tokens=file.testbed.stream_interval_tokens,
@@ -356,19 +355,6 @@ def _hardware(file: ScenarioFile, folder: Path) -> dict[str, Hardware]:
         )
         for name, table in file.hardware.items()
     }
-
-
-def _transport(table: TransportTable) -> Transport:
-    return Transport(
-        connections=table.connections,
-        layerwise=table.layerwise,
-        checksum=table.checksum,
-        chunk_bytes=table.chunk_bytes,
-        striping=table.striping,
-        congestion_control=table.congestion_control,
-        pacing_bytes_per_s=table.pacing,
-        io_threads=table.io_threads,
-    )
 
 
 def _workload(file: ScenarioFile, folder: Path) -> tuple[Workload, Load]:

@@ -8,74 +8,35 @@ scenario file itself. Defaults live in these classes and nowhere else.
 import ast
 import inspect
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic import WithJsonSchema as JsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.attention import DEFAULT_KV_DTYPE, KvDtype
 from harness.core import ScenarioError
 from harness.datafile import explain, printable, read_text_file
-from netem.units import (
-    parse_duration_s,
-    parse_fraction,
-    parse_rate_bytes_per_s,
-    parse_size_bytes,
+from harness.scenario_values import (
+    ByteSize,
+    ChunkSize,
+    Count,
+    Duration,
+    FreePrice,
+    Loss,
+    Name,
+    PathText,
+    PositiveDuration,
+    Price,
+    Rate,
+    Share,
+    StateDuration,
+    Tokens,
 )
 
 MAX_REQUESTS = 1_000_000
 MAX_OVERRIDES = 1000
-
-
-def _text(
-    parse: Callable[[str], float],
-    what: str,
-    example: str,
-    inside: Callable[[float], bool],
-    bounds: str,
-) -> tuple[Any, ...]:
-    """Annotations of a quantity written as text. ``parse`` says in its error what is right, and
-    ``bounds`` which values are ``inside``, in the units that people write."""
-
-    def read(text: str) -> float:
-        value = parse(text)
-        if not inside(value):
-            raise ValueError(f"{text!r} is out of bounds: give {bounds}")
-        return value
-
-    schema = {"type": "string", "description": what, "examples": [example]}
-    return (BeforeValidator(read), JsonSchema(schema))
-
-
-_DURATION = (parse_duration_s, "a duration with its unit: ns, us, ms, s, min, h", "0.8ms")
-_RATE = (parse_rate_bytes_per_s, "a rate with its unit: bit, kbit, mbit, gbit, tbit", "1gbit")
-_FRACTION = (parse_fraction, "a percentage", "0.1%")
-_SIZE = (parse_size_bytes, "a size with its unit: B, kB, MB, GB, KiB, MiB, GiB", "64KiB")
-
-#: A year: no run is longer, and sums of durations stay finite.
-_MAX_S = 3.2e7
-_YEAR = "at most 8800h"
-Duration = Annotated[float, *_text(*_DURATION, lambda s: 0 <= s <= _MAX_S, f"0s or more, {_YEAR}")]
-PositiveDuration = Annotated[
-    float, *_text(*_DURATION, lambda s: 0 < s <= _MAX_S, f"more than 0s, {_YEAR}")
-]
-StateDuration = Annotated[
-    float, *_text(*_DURATION, lambda s: 1e-3 <= s <= _MAX_S, f"1ms or more, {_YEAR}")
-]
-Rate = Annotated[float, *_text(*_RATE, lambda rate: 125 <= rate <= 1e18, "1kbit to 8000000tbit")]
-Loss = Annotated[float, *_text(*_FRACTION, lambda share: 0 <= share < 1, "0% to less than 100%")]
-Share = Annotated[float, *_text(*_FRACTION, lambda share: 0 <= share <= 1, "0% to 100%")]
-ChunkSize = Annotated[int, *_text(*_SIZE, lambda size: 2**10 <= size <= 2**22, "1KiB to 4MiB")]
-
-PathText = Annotated[str, Field(min_length=1, max_length=4096)]
-Name = Annotated[str, Field(min_length=1, max_length=64)]
-Tokens = Annotated[int, Field(ge=1, le=2**24)]
-Count = Annotated[int, Field(ge=0, le=1000)]
-Price = Annotated[float, Field(gt=0, le=1e6)]
-FreePrice = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class _Table(BaseModel):
@@ -205,6 +166,43 @@ class SchedulingTable(_Table):
     """Who sends the first token to the client."""
     admission_deadline: PositiveDuration = Field(default="60s", validate_default=True)
     """A request that waits longer for a decode slot fails."""
+    cache_aware: bool = True
+    """Placement knows what prefixes the pools hold (with prefix_cache.enabled)."""
+    cache_copy: bool = True
+    """With bandwidth to spare a prefix is copied to the cluster that computes, where it pays."""
+    bandwidth_aware: bool = True
+    """The threshold rises where the link or PrfaaS cannot carry what it offloads."""
+    role_conversion: bool = False
+    """Instances of the PD cluster change role when one stage is short for minutes."""
+    control_period: PositiveDuration = Field(default="1s", validate_default=True)
+    """Time between two decisions about link and threshold."""
+    demand_window: PositiveDuration = Field(default="120s", validate_default=True)
+    """Arrivals of so long a time stand for the demand."""
+    link_target: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the link that offloaded demand may fill."""
+    role_period: PositiveDuration = Field(default="60s", validate_default=True)
+    """Time between two decisions about roles."""
+    conversion: PositiveDuration = Field(default="10s", validate_default=True)
+    """Time an instance is out of service to change its role, after it has drained."""
+    cache_staleness: Duration = Field(default="100ms", validate_default=True)
+    """Age of what the scheduler knows of pools and link, in simulation."""
+    max_wait: PositiveDuration | None = None
+    """A request that would wait longer for prefill is refused with 429; no bound unless given."""
+    max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Most requests in flight; further ones are refused with 429."""
+
+
+class PrefixCacheTable(_Table):
+    """Off unless enabled: the paper's case study counts uncached lengths."""
+
+    enabled: bool = False
+    """Every instance keeps the prefixes it has computed or received."""
+    block_tokens: Annotated[int, Field(ge=1, le=65536)] = 512
+    """Tokens of a block; only full blocks are reused."""
+    checkpoint_tokens: Annotated[int, Field(ge=1, le=2**24)] = 4096
+    """Spacing of the states kept of linear and sliding-window layers."""
+    memory: ByteSize = Field(default="128GiB", validate_default=True)
+    """Memory of an instance for cached prefixes and KV in transfer. No profile states one."""
 
 
 class TransportTable(_Table):
@@ -280,6 +278,7 @@ class ScenarioFile(_Table):
     link: LinkTable
     fabric: FabricTable = Field(default_factory=FabricTable)
     scheduling: SchedulingTable = Field(default_factory=SchedulingTable)
+    prefix_cache: PrefixCacheTable = Field(default_factory=PrefixCacheTable)
     transport: TransportTable = Field(default_factory=TransportTable)
     cost: CostTable = Field(default_factory=CostTable)
     deployments: Annotated[dict[str, DeploymentTable], Field(min_length=1, max_length=16)]

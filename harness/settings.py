@@ -124,9 +124,41 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
+    """How requests are placed. Which mechanism reads which key: docs/scheduling.md.
+
+    ``max_wait_s``: a request whose prefill would start later than that is refused with 429 at once.
+    ``max_queue_requests`` bounds the requests in flight. ``cache_staleness_s`` is how old the
+    simulator lets cache and link reports become; live ones are as old as their way takes.
+    """
+
     admission: Literal["push_then_admit", "reserve_first"]
     ttft_source: Literal["decode", "prefill"]
     admission_deadline_s: float
+    cache_aware: bool
+    cache_copy: bool
+    bandwidth_aware: bool
+    role_conversion: bool
+    control_period_s: float
+    demand_window_s: float
+    link_target: float
+    role_period_s: float
+    conversion_s: float
+    cache_staleness_s: float
+    max_wait_s: float | None
+    max_queue_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """The pool of each instance; ``memory_bytes`` of it, the scenario's bytes.
+
+    ``checkpoint_tokens``: a state is kept every so many tokens, and at the last full block.
+    """
+
+    enabled: bool
+    block_tokens: int
+    checkpoint_tokens: int
+    memory_bytes: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ nothing else. Times are not fields: ``now_s`` of ``handle`` is when the driver l
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from harness.core import Route
+from harness.core import Role, Route
+from harness.scheduling.congestion import LinkSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Arrived:
     output_tokens: int
     cached_tokens_by_cluster: Mapping[str, int] = field(default_factory=dict)
     hash_ids: tuple[int, ...] = ()
+    #: Chained hashes of the prompt's full blocks (``harness.block_keys``); () without a cache.
+    block_keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,51 @@ class InstanceDown:
     instance: str
 
 
+@dataclass(frozen=True, slots=True)
+class LinkSamples:
+    """What a PrfaaS cluster's senders say of their connections, as old as each sample's ``at_s``.
+
+    Delivered every period also when there is none: an estimate ages.
+    """
+
+    cluster: str
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDelta:
+    """What an instance's pool gained and lost since ``seq - 1``; keys of blocks and of states."""
+
+    instance: str
+    seq: int
+    added_blocks: tuple[int, ...] = ()
+    removed_blocks: tuple[int, ...] = ()
+    added_states: tuple[int, ...] = ()
+    removed_states: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """All that an instance's pool holds as of ``seq``: the answer to ``Resync``."""
+
+    instance: str
+    seq: int
+    blocks: tuple[int, ...]
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The instance has its new role and is in service; the driver's answer to ``Convert``."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A control period has passed: thresholds and roles are looked at."""
+
+
 Event = (
     Arrived
     | PrefillStarted
@@ -88,7 +137,23 @@ Event = (
     | Cancelled
     | InstanceUp
     | InstanceDown
+    | LinkSamples
+    | CacheDelta
+    | CacheSnapshot
+    | Converted
+    | Tick
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPrefix:
+    """Before the prefill the first ``tokens`` of the prompt's KV are copied between clusters,
+    from the pool of ``source`` to the one of ``destination`` (instance names)."""
+
+    source: str
+    destination: str
+    tokens: int
+    kv_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +175,15 @@ class Dispatch:
     expected_prefill_start_s: float
     expected_kv_landed_s: float
     expected_decode_slot_s: float
+    #: Of ``cached_tokens``, what lies in another instance's pool of the cluster: from where, and
+    #: the expected time over the fabric, which ``prefill_service_s`` contains.
+    fetched_tokens: int = 0
+    fetch_from: str | None = None
+    fetch_s: float = 0.0
+    #: Prefix that lies in the PD cluster which decodes: KV that does not move.
+    resident_tokens: int = 0
+    copy: CopyPrefix | None = None
+    link_scarce: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +203,27 @@ class Cancel:
     reason: str
 
 
-Action = Dispatch | Reject | Cancel
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Give a drained instance of the PD cluster the other role; ``Converted`` answers."""
+
+    instance: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class SetThreshold:
+    """The threshold has changed; for the record, the scheduler uses it already."""
+
+    threshold_tokens: int
+    reason: Literal["link", "prfaas_queue", "outage", "recovery", "roles"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """A delta of the instance's pool was missed: send a ``CacheSnapshot``."""
+
+    instance: str
+
+
+Action = Dispatch | Reject | Cancel | Convert | SetThreshold | Resync
