@@ -22,6 +22,8 @@ NETEM_TESTS = [
         "doctor",
     )
 ]
+#: Side by side, each file in one process; in their order, by which the longest come early.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 
 
@@ -38,9 +40,14 @@ def bench_prfaas(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests that this machine can run: [pytest options]."""
+    """All tests that this machine can run: [pytest options], with which one process runs them."""
     session.install("-q", "-e", ".", *GROUPS["test"])
-    session.run("python", "-m", "pytest", *session.posargs)
+    pytest = ("python", "-m", "pytest")
+    if session.posargs:
+        session.run(*pytest, *session.posargs)
+    else:
+        session.run(*pytest, "-m", "quiet")
+        session.run(*pytest, "-m", "not quiet", *SIDE_BY_SIDE)
     if any(map(shutil.which, KERNELS)):
         session.notify("netem", posargs=[])
     else:

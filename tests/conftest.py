@@ -1,7 +1,8 @@
 """Markers name what a test needs; a test whose need this machine cannot meet is deselected.
 
-Deselected and not skipped: pytest prints their number and names, and CI treats any skip as a
-failure of the machine that should have met the need.
+Deselected and not skipped: how many is said at the end, and CI treats any skip as a failure of the
+machine that should have met the need. ``nox`` runs what is marked ``quiet`` by itself and the rest
+in several processes, each file in one: tests of one file may share what they start.
 """
 
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -54,19 +56,39 @@ NEEDS: dict[str, Callable[[], bool]] = {
 }
 
 
+#: How many tests each unmet need leaves out.
+UNMET = pytest.StashKey[dict[str, int]]()
+
+
+@pytest.hookimpl(trylast=True)  # Of what the options ask for.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    missing = {need for need, is_met in NEEDS.items() if not is_met()}
-    unmet = [item for item in items if any(item.get_closest_marker(need) for need in missing)]
+    missing = [need for need, is_met in NEEDS.items() if not is_met()]
+    needing = {need: [i for i in items if i.get_closest_marker(need)] for need in missing}
+    unmet = {item for those in needing.values() for item in those}
     if unmet:
-        config.hook.pytest_deselected(items=unmet)
+        config.hook.pytest_deselected(items=[item for item in items if item in unmet])
         items[:] = [item for item in items if item not in unmet]
+    config.stash[UNMET] = {need: len(those) for need, those in needing.items() if those}
+    if hasattr(config, "workeroutput"):  # One of several processes: the first one says it.
+        config.workeroutput["unmet"] = config.stash[UNMET]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if terminalreporter.stats.get("deselected") and not _has_netem():
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All processes found the same, unless one died."""
+    node.config.stash[UNMET] = getattr(node, "workeroutput", {}).get("unmet", {})
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    unmet = config.stash.get(UNMET, {})
+    for need, count in unmet.items():
+        terminalreporter.write_line(f"Not run, since this machine has no {need}: {count} tests.")
+    if "netem" in unmet:
         terminalreporter.write_line(
-            "This kernel has no tc-netem: `nox -s netem` tests with one that has, in User-Mode "
-            "Linux (apt-get install user-mode-linux)."
+            "`nox -s netem` tests with a kernel that has tc-netem, in User-Mode Linux (apt-get "
+            "install user-mode-linux)."
         )
 
 

@@ -32,6 +32,7 @@ def test_an_overloaded_simulation_delivers_the_exact_lambda_max(name: str) -> No
     assert throughput == pytest.approx(model.lambda_max_exact_req_per_s, rel=0.05)
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +21,42 @@ ROOT = Path(__file__).parent.parent
 CASE_STUDY = str(ROOT / "scenarios/paper-case-study.toml")
 
 
-def prfaas(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+Result = subprocess.CompletedProcess[str]
+Call = Callable[..., Result]
+
+
+def in_a_process(*arguments: str) -> Result:
+    """The command line as a user starts it, which takes most of a second."""
     return subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
         capture_output=True,
         text=True,
-        cwd=cwd,
-        env=environment,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         timeout=120,
         check=False,
     )
 
 
-def refused(result: subprocess.CompletedProcess[str], status: int, *said: str) -> None:
+@pytest.fixture
+def prfaas(capfd: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """The command line in this process."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
+
+    def call(*arguments: str) -> Result:
+        capfd.readouterr()
+        try:
+            status = main(arguments)
+        except SystemExit as left:  # argparse's
+            status = int(str(left.code))
+        return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
+
+    yield call
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+def refused(result: Result, status: int, *said: str) -> None:
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
@@ -54,13 +78,13 @@ def refused(result: subprocess.CompletedProcess[str], status: int, *said: str) -
         (["hardware.h20.profile=nowhere.json"], ["nowhere.json"]),
     ],
 )
-def test_a_wrong_setting_is_named(settings: list[str], said: list[str]) -> None:
+def test_a_wrong_setting_is_named(prfaas: Call, settings: list[str], said: list[str]) -> None:
     arguments = [part for one in settings for part in ("--set", one)]
     refused(prfaas("simulate", CASE_STUDY, *arguments), 2, *said)
 
 
 def test_a_missing_scenario_is_named() -> None:
-    refused(prfaas("bench", "nowhere.toml"), 2, "nowhere.toml")
+    refused(in_a_process("bench", "nowhere.toml"), 2, "nowhere.toml")
 
 
 @pytest.mark.parametrize(
@@ -73,13 +97,15 @@ def test_a_missing_scenario_is_named() -> None:
         ("not json\n", ":1"),
     ],
 )
-def test_a_malformed_trace_names_file_and_line(tmp_path: Path, content: str, said: str) -> None:
+def test_a_malformed_trace_names_file_and_line(
+    prfaas: Call, tmp_path: Path, content: str, said: str
+) -> None:
     trace = tmp_path / "broken.jsonl"
     trace.write_text(content)
     refused(prfaas("bench", CASE_STUDY, "--trace", str(trace)), 2, "broken.jsonl", said)
 
 
-def test_a_setting_that_a_trace_overrides_is_refused(tmp_path: Path) -> None:
+def test_a_setting_that_a_trace_overrides_is_refused(prfaas: Call, tmp_path: Path) -> None:
     trace = tmp_path / "one.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 500, "output_length": 2, "hash_ids": [1]}\n')
     arguments = ("simulate", CASE_STUDY, "--trace", str(trace), "--json")
@@ -102,13 +128,13 @@ def test_what_cannot_be_written_is_named() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_overload_is_said_with_the_load_that_would_fit() -> None:
+def test_overload_is_said_with_the_load_that_would_fit(prfaas: Call) -> None:
     result = prfaas("simulate", CASE_STUDY, "--json", "--set", "load.rate_req_per_s=4")
     notes = json.loads(result.stdout)["notes"]
     assert any("homogeneous_pd" in note and "0." in note for note in notes)
 
 
-def test_bad_usage_has_status_2() -> None:
+def test_bad_usage_has_status_2(prfaas: Call) -> None:
     for arguments in (["bench"], ["fly"], ["bench", CASE_STUDY, "--repeats", "0"], ["report"]):
         assert prfaas(*arguments).returncode == 2
     refused(prfaas("bench", CASE_STUDY, "--duration", "ten"), 2, "--duration")
@@ -117,7 +143,7 @@ def test_bad_usage_has_status_2() -> None:
 def test_a_gateway_port_in_use_ends_the_run_with_a_verdict(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = prfaas(
+        result = in_a_process(
             "bench",
             CASE_STUDY,
             *("--set", f"testbed.gateway_port={port}", "--set", "testbed.link_backend=relay"),
@@ -133,7 +159,7 @@ def test_a_gateway_port_in_use_ends_the_run_with_a_verdict(tmp_path: Path) -> No
 
 
 def test_simulate_prints_one_document() -> None:
-    result = prfaas("simulate", CASE_STUDY, "--json")
+    result = in_a_process("simulate", CASE_STUDY, "--json")
     assert result.returncode == 0
     document: dict[str, Any] = json.loads(result.stdout)
     found = {name: one["lambda_max_req_per_s"] for name, one in document["deployments"].items()}
@@ -141,7 +167,7 @@ def test_simulate_prints_one_document() -> None:
     assert found == pytest.approx(paper, rel=0.01)
 
 
-def test_the_schema_names_every_table() -> None:
+def test_the_schema_names_every_table(prfaas: Call) -> None:
     schema = json.loads(prfaas("schema").stdout)
     assert {"model", "hardware", "workload", "link", "deployments"} <= set(schema["properties"])
 
@@ -204,7 +230,7 @@ def test_ctrl_c_before_there_is_anything_to_judge(at: str) -> None:
     assert result.stderr == "prfaas: interrupted\n"
 
 
-def test_failures_are_counted_and_leave_quantiles_not_means() -> None:
+def test_failures_are_counted_and_leave_quantiles_not_means(prfaas: Call) -> None:
     settings = ("load.rate_req_per_s=4", "scheduling.admission_deadline=0.1s")
     flags = [part for one in (*settings, "load.num_requests=300") for part in ("--set", one)]
     result = prfaas("simulate", CASE_STUDY, "--json", *flags)
@@ -247,6 +273,6 @@ def test_quantiles_beyond_the_completed_requests_are_null_and_shown_as_infinite(
 
 
 def test_the_simulated_table_fits_80_columns() -> None:
-    shown = prfaas("simulate", CASE_STUDY).stdout
+    shown = in_a_process("simulate", CASE_STUDY).stdout
     assert max(len(line) for line in shown.splitlines()) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown

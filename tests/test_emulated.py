@@ -175,6 +175,7 @@ def test_chunks_cover_every_token_once_and_hold_back_neither_of_the_first_two(
     assert all(b - a <= interval for a, b in pairwise(ends[1:]))
 
 
+@pytest.mark.quiet
 def test_decode_keeps_its_steps_and_gives_its_slot_back() -> None:
     step_s, tokens = 0.002, 30
 
@@ -222,6 +223,7 @@ def test_tokens_depend_on_the_prompt_and_the_position_alone() -> None:
     assert all(10_000 <= token_at(one, i) <= 99_999 for i in range(1000))
 
 
+@pytest.mark.quiet
 def test_the_alarm_wakes_in_order_and_never_early() -> None:
     async def run(until: Callable[[Alarm, int], Awaitable[int]]) -> list[tuple[int, int]]:
         with Alarm() as alarm:

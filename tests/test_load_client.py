@@ -95,6 +95,7 @@ def hostile_rows(
     return found
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("mode", EXPECTED)
 def test_a_hostile_server_is_blamed_by_phase(
     hostile_rows: dict[str, list[dict[str, Any]]], mode: str
@@ -142,6 +143,7 @@ def test_a_host_that_does_not_resolve_is_the_plans_fault(tmp_path: Path) -> None
     assert "cannot resolve the host 'no-such-host.invalid'" in stderr
 
 
+@pytest.mark.quiet
 def test_floods_do_not_hold_up_the_schedule_or_memory(tmp_path: Path, port: int) -> None:
     """Twenty connections that never stop sending, and the dispatcher still sends them all."""
     plan = plan_in(

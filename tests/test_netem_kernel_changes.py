@@ -39,7 +39,7 @@ def test_a_change_is_in_force_when_it_is_applied_and_takes_no_longer_than_messag
             path.apply(spec)
             assert path.applied == spec
             rate = spec.rate_bytes_per_s
-            assert measured_rate(flow, rate, 1500) == pytest.approx(rate, rel=0.05)
+            assert measured_rate(flow, spec) == pytest.approx(rate, rel=0.003)
 
 
 def test_a_hop_that_stays_the_same_is_not_touched() -> None:

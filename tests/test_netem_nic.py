@@ -56,6 +56,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Nod
         both[0].run(down_all)
 
 
+@pytest.mark.quiet
 def test_the_rate_to_the_peer_is_the_links_and_the_interface_comes_back(
     nodes: tuple[Node, Node],
 ) -> None:

@@ -14,14 +14,17 @@ from harness.scenario import Scenario
 from netem.link import symmetric
 from netem.testlink import open_link
 
+pytestmark = pytest.mark.quiet
+
 PREFILL_S, STEP_S, OUTPUT_TOKENS = 0.2, 0.02, 12
 HOP_S = 0.02
 
+Rows = list[tuple[ClientRow, GatewayRow]]
 
-@pytest.fixture
-def known(tmp_path: Path) -> Scenario:
+
+def known(profile: Path) -> Scenario:
     """Time scale 1, constant costs, arrivals so thin that nothing queues."""
-    path = flat_profile(tmp_path / "flat.json", PREFILL_S, STEP_S, max_batch=8)
+    path = flat_profile(profile, PREFILL_S, STEP_S, max_batch=8)
     return scenario(
         f'hardware.h20.profile="{path}"',
         f'hardware.h200.profile="{path}"',
@@ -36,13 +39,20 @@ def known(tmp_path: Path) -> Scenario:
     )
 
 
-@pytest.fixture
-def served(known: Scenario, tmp_path: Path) -> Iterator[Live]:
-    with live(known, "homogeneous_pd", tmp_path) as testbed:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("truth")
+    with live(known(folder / "flat.json"), "homogeneous_pd", folder) as testbed:
         yield testbed
 
 
-def replayed(served: Live, address: tuple[str, int] | None) -> list[tuple[ClientRow, GatewayRow]]:
+@pytest.fixture(scope="module")
+def plain(served: Live) -> Rows:
+    """What is read back without a hop that delays."""
+    return replayed(served, None)
+
+
+def replayed(served: Live, address: tuple[str, int] | None) -> Rows:
     """Both rows of every request, all of which completed."""
     result = served.testbed.replay("truth", lambda *_: None, lambda _: None, address)
     assert (result.completed, result.failed, result.unsent) == (40, 0, 0)
@@ -58,7 +68,7 @@ def ttft_s(client: ClientRow) -> float:
     return (client.first_token_mono_ns - client.planned_mono_ns) / 1e9
 
 
-def residuals_s(rows: list[tuple[ClientRow, GatewayRow]]) -> list[float]:
+def residuals_s(rows: Rows) -> list[float]:
     found = []
     for client, gateway in rows:
         terms = budget_terms(client, gateway, "decode")
@@ -68,9 +78,8 @@ def residuals_s(rows: list[tuple[ClientRow, GatewayRow]]) -> list[float]:
     return found
 
 
-def test_known_times_are_read_back(served: Live) -> None:
-    rows = replayed(served, None)
-    ttft = statistics.median(ttft_s(client) for client, _ in rows)
+def test_known_times_are_read_back(plain: Rows) -> None:
+    ttft = statistics.median(ttft_s(client) for client, _ in plain)
     # What the path adds is real time, 3 to 4 ms here, and not an error of reading (see below): more
     # than this is a fault of the path, however slow the machine.
     assert PREFILL_S <= ttft <= PREFILL_S + 0.02
@@ -78,17 +87,17 @@ def test_known_times_are_read_back(served: Live) -> None:
     added = statistics.median(
         sum(value or 0.0 for name, value in budget_terms(client, gateway, "decode").items())
         - (budget_terms(client, gateway, "decode")["prefill"] or 0.0)
-        for client, gateway in rows
+        for client, gateway in plain
     )
     assert ttft - added == pytest.approx(PREFILL_S, abs=0.002)
-    times = [token_times(client) for client, _ in rows]
+    times = [token_times(client) for client, _ in plain]
     assert statistics.median(t.itl_p50_s or 0.0 for t in times) == pytest.approx(STEP_S, abs=0.002)
     assert statistics.median(t.tpot_s or 0.0 for t in times) == pytest.approx(STEP_S, abs=0.002)
 
 
-def test_a_delayed_hop_shows_in_the_residual_and_nowhere_else(served: Live) -> None:
+def test_a_delayed_hop_shows_in_the_residual_and_nowhere_else(served: Live, plain: Rows) -> None:
     """Between client and gateway every byte takes 20 ms each way, which no process can time."""
-    plain_s = statistics.median(residuals_s(replayed(served, None)))
+    plain_s = statistics.median(residuals_s(plain))
     for name in ("client", "gateway"):
         os.truncate(served.run.spool_path(served.cell, name), 0)  # the gateway has it open
     with open_link(symmetric("slow hop", 1.25e9, 2 * HOP_S), "relay") as hop:
