@@ -5,7 +5,7 @@
 A helper (see ``netem.control``): one JSON line a request and an answer. Requests of both ends:
 
     {"op": "begin", "settings", ["peer"]}     the receiver answers with its port
-    {"op": "stream"}    the sender only: transfers are under way, and each slot has done one
+    {"op": "stream"}    the sender only: transfers are under way, and each slot has done three
     {"op": "mark"}      moment, CPU seconds of this process, and at the sender the payload of
                         TCP that the peer's kernel has acknowledged, over all connections
     {"op": "end", ["payload_bytes"]}    what crossed in all, after the transfers that were under
@@ -25,6 +25,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from itertools import count as counted
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ from harness.transport.tls import TlsFiles
 
 _DEADLINE_S = 60.0
 _SEED = 5
+#: Transfers of each slot before a stream counts as under way: by then the receiver's memory, room
+#: for two of each, has been touched, and its first touch is not in the window.
+_FIRST_TRANSFERS = 3
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -159,7 +163,7 @@ class Sending:
         return {}
 
     async def stream(self) -> dict[str, Any]:
-        """Keep ``in_flight`` transfers going until the end; answers when each slot did one."""
+        """Keep ``in_flight`` transfers going until the end; answers when each slot did three."""
         first = [asyncio.Event() for _ in range(self._settings.in_flight)]
         self._slots = [
             asyncio.create_task(self._send(slot, done)) for slot, done in enumerate(first)
@@ -202,13 +206,16 @@ class Sending:
         assert self._sender is not None
         settings, room, layers = self._settings, slot, self._layers()
         sizes = (settings.layer_bytes,) * settings.layers
-        while not self._stopping:
+        for turn in counted(1):
+            if self._stopping:
+                return
             transfer = await self._sender.open(*self._peer, room, sizes)
             for index, layer in enumerate(layers):
                 transfer.send_layer(index, layer)
             receipt = await transfer.finish()
             self._sent_bytes += receipt.payload_bytes
-            first_done.set()
+            if turn == _FIRST_TRANSFERS:
+                first_done.set()
             room += settings.in_flight
 
     async def _prefill(self, prefill_s: float, layerwise: bool) -> float:

@@ -355,7 +355,7 @@ def test_a_fault_fails_the_transfers_that_it_touched_and_no_other(
     faults: list[dict[str, Any]] = []
     whole = Landing.take
 
-    def take(self: Landing, claim: Claim, now_ns: int) -> bool:
+    def take(self: Landing, claim: Claim, now_ns: int) -> list[int]:
         if self.room == 1:
             raise RuntimeError("a mistake at the receiver")
         return whole(self, claim, now_ns)

@@ -147,6 +147,46 @@ def test_whole_layers_stay_on_one_connection() -> None:
     assert len(set.union(*where.values())) > 1
 
 
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
+def test_small_layers_share_frames_unless_each_is_reported(checksum: bool, reported: bool) -> None:
+    lengths: list[int] = []
+    told: list[int] = []
+
+    def note(_index: int, _side: Side, frame: Control | Data) -> Fate:
+        if isinstance(frame, Data):
+            lengths.append(len(frame.payload))
+        return "pass"
+
+    async def main() -> None:
+        async with (
+            KvReceiver(SECRET) as receiver,
+            FrameProxy(await receiver.start("127.0.0.1"), note) as proxy,
+            KvSender(SECRET, 2, checksum, chunk_bytes=20_000) as sender,
+        ):
+            layers = [secrets.token_bytes(0 if k % 5 == 0 else 7000) for k in range(40)]
+            sizes, on_layer = tuple(map(len, layers)), told.append if reported else None
+            expected = receiver.expect(1, soon())
+            transfer = await sender.open("127.0.0.1", proxy.port, 1, sizes, b"", on_layer)
+            (pool,) = sender._pools.values()
+            with pool.lock:  # no connection takes the first before the last is there
+                for index, layer in enumerate(layers):
+                    transfer.send_layer(index, layer)
+            await transfer.finish()
+            received = await expected
+            assert [bytes(received.layer(k)) for k in range(40)] == layers
+            received.release()
+
+    run(main())
+    assert sum(lengths) == 32 * 7000
+    if reported:
+        assert lengths == [7000] * 32
+        assert sorted(told) == [k for k in range(40) if k % 5]
+    else:
+        assert len(lengths) < 16
+        assert max(lengths) == 20_000
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a congestion control is chosen on Linux")
 def test_a_congestion_control_is_used_or_refused_by_name() -> None:
     async def main() -> None:

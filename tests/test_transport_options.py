@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.core import TransportError
+from harness.transport.channel import PlainChannel
 from harness.transport.socket_options import (
     SocketOptions,
     available_congestion_controls,
@@ -82,6 +83,25 @@ def test_what_was_not_asked_for_is_left_to_the_kernel() -> None:
         assert found["pacing_bytes_per_s"] is None
         assert found["congestion_control"] == effective(untouched)["congestion_control"]
         assert found["congestion_control"] == kernel_tcp().congestion_control
+
+
+def test_a_large_batch_passes_the_low_water_mark_in_one_call() -> None:
+    """What bounds the unsent bytes says when a connection asks, not how much it then takes."""
+    batch, lowat_bytes = memoryview(bytes(4 * MIB)), 16_384
+    taken = {}
+    for passes in (False, True):
+        with ExitStack() as stack:
+            options = SocketOptions(notsent_lowat_bytes=lowat_bytes)
+            client, _ = connected(stack, options)  # whose peer reads nothing
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
+            channel = PlainChannel(client, lowat_bytes if passes else None)
+            while channel.send([batch[:1024]], 1024) is not None:
+                continue  # until the peer's buffer and the mark are full
+            taken[passes] = channel.send([batch], len(batch))
+            assert channel.send([batch[:1024]], 1024) is None
+            assert effective(client)["notsent_lowat_bytes"] == lowat_bytes
+    assert taken[False] is None
+    assert (taken[True] or 0) > 2 * lowat_bytes
 
 
 def test_pacing_paces() -> None:

@@ -31,13 +31,13 @@ def begin(landing: Landing, layer: int, offset: int, length: int) -> Claim | Non
     return landing.claim(Line(), DataHead(1, layer, offset, length, None))
 
 
-def end(landing: Landing, claim: Claim, payload: bytes) -> bool:
+def end(landing: Landing, claim: Claim, payload: bytes) -> list[int]:
     claim.view[:] = payload
     landing.claims.remove(claim)
     return landing.take(claim, 7)
 
 
-def land(landing: Landing, layer: int, offset: int, payload: bytes) -> bool:
+def land(landing: Landing, layer: int, offset: int, payload: bytes) -> list[int]:
     claim = begin(landing, layer, offset, len(payload))
     assert claim is not None
     return end(landing, claim, payload)
@@ -59,14 +59,15 @@ def test_coverage_agrees_with_a_set_of_bytes(intervals: list[tuple[int, int]]) -
 
 @given(st.data())
 def test_pieces_in_any_order_give_the_layers(draw: st.DataObject) -> None:
+    """A piece may begin in any layer and go on in those after it."""
     layers = draw.draw(st.lists(st.binary(max_size=40), max_size=6))
-    pieces = []
-    for index, layer in enumerate(layers):
-        at = 0
-        while at < len(layer):
-            length = draw.draw(st.integers(1, len(layer) - at))
-            pieces.append((index, at, layer[at : at + length]))
-            at += length
+    whole = b"".join(layers)
+    places = [(index, at) for index, layer in enumerate(layers) for at in range(len(layer))]
+    pieces, start = [], 0
+    while start < len(whole):
+        length = draw.draw(st.integers(1, len(whole) - start))
+        pieces.append((*places[start], whole[start : start + length]))
+        start += length
     landing = landing_of(*map(len, layers), meta=b"offer")
     done_at = draw.draw(st.integers(0, len(pieces)))
     completed = []
@@ -74,15 +75,14 @@ def test_pieces_in_any_order_give_the_layers(draw: st.DataObject) -> None:
         if position == done_at:
             landing.finish(Done(1, landing.total_bytes))
         assert not landing.landed
-        if land(landing, *piece):
-            completed.append(piece[0])
+        completed += land(landing, *piece)
     landing.finish(Done(1, landing.total_bytes))
     assert landing.landed
     assert sorted(completed) == [index for index, layer in enumerate(layers) if layer]
     released: list[int] = []
     received = landing.deliver(lambda: released.append(1))
     assert [bytes(received.layer(k)) for k in range(received.layers)] == layers
-    assert bytes(received.buffer) == b"".join(layers)
+    assert bytes(received.buffer) == whole
     assert (received.payload_bytes, received.meta) == (sum(map(len, layers)), b"offer")
     received.release()
     received.release()
@@ -93,7 +93,9 @@ def test_pieces_in_any_order_give_the_layers(draw: st.DataObject) -> None:
     ("frames", "message"),
     [
         ([(2, 0, b"x")], "layer 2 of 2"),
-        ([(0, 3, b"xx")], "bytes 3 to 5 of layer 0, which has 4"),
+        ([(1, 3, b"xx")], "bytes 3 to 5 of layer 1, which has 4, with 0 bytes after it"),
+        ([(0, 3, b"123456")], "bytes 3 to 9 of layer 0, which has 4, with 4 bytes after it"),
+        ([(0, 4, b"x")], "bytes 4 to 5 of layer 0, which has 4"),
         ([(0, 0, b"xx"), (0, 1, b"xx")], "byte 1 of layer 0 or after"),
     ],
 )

@@ -185,10 +185,10 @@ def test_bytes_of_a_data_frame_by_hand() -> None:
     seed = xxhash.xxh3_64(struct.pack("!QIIQ", 7, 2, 3, 4096)).intdigest()
     digest = xxhash.xxh3_64(payload, seed=seed).intdigest()
     body = struct.pack("!QIHHQQ", 7, 2, 3, 1, 4096, digest) + payload
-    expected = b"KV\x02\x06" + struct.pack("!I", len(body)) + body
+    expected = b"KV\x03\x06" + struct.pack("!I", len(body)) + body
     assert encode((7, 3, 4096, payload, True, 2)) == expected
     assert encode_control(Credit(7, 9, 2)) == bytes.fromhex(
-        "4b560205000000140000000000000007000000020000000000000009"
+        "4b560305000000140000000000000007000000020000000000000009"
     )
 
 
@@ -210,14 +210,14 @@ def test_a_payload_in_the_wrong_place_fails_its_checksum(moved: tuple[int, int, 
     ("header", "message"),
     [
         (("GE", 1, 9, 16), "where a frame should begin"),
-        (("KV", 1, 9, 20), "wire version 1; this side speaks version 2"),
-        (("KV", 2, 99, 16), "unknown kind"),
-        (("KV", 2, 9, 21), "ACK frame of 21 bytes"),
-        (("KV", 2, 6, 32), "DATA frame of 32 bytes"),
-        (("KV", 2, 6, 2**32 - 1), "allowed are 33"),
-        (("KV", 2, 4, 2**31), "OFFER frame of"),
-        (("KV", 2, 11, 2**31), "RESUME frame of"),
-        (("KV", 2, 13, 2**31), "ARRIVED frame of"),
+        (("KV", 1, 9, 20), "wire version 1; this side speaks version 3"),
+        (("KV", 3, 99, 16), "unknown kind"),
+        (("KV", 3, 9, 21), "ACK frame of 21 bytes"),
+        (("KV", 3, 6, 32), "DATA frame of 32 bytes"),
+        (("KV", 3, 6, 2**32 - 1), "allowed are 33"),
+        (("KV", 3, 4, 2**31), "OFFER frame of"),
+        (("KV", 3, 11, 2**31), "RESUME frame of"),
+        (("KV", 3, 13, 2**31), "ARRIVED frame of"),
     ],
 )
 def test_a_bad_header_is_refused_before_its_body_is_awaited(

@@ -2,8 +2,8 @@
 
 What is said on it is its End's business: the accepting half (``inbound``) or the dialling half
 (``outbound``). Control frames go out at once; when nothing waits and the socket takes more, the end
-is asked for the next batch (``pull``). A socket is writable while less than its low-water mark is
-unsent, so each batch goes to a connection that can take it.
+is asked for the next batch (``pull``). A socket is writable while little is unsent, so each batch
+goes to a connection that can take it.
 
 Sending never ends the connection within the call, for the sender may hold a lock: a loss is told in
 a later turn. An error that nobody expected ends the connection, is told to its end, so that
@@ -232,7 +232,8 @@ class Connection:
         while self._out:
             try:
                 batch = list(islice(self._out, _BUFFERS_PER_SEND))
-                taken = self._channel.send(batch)
+                nbytes = sum(map(len, batch))
+                taken = self._channel.send(batch, nbytes)
             except OSError as error:
                 self._break(f"the connection was lost: {error}")
                 return
@@ -240,7 +241,7 @@ class Connection:
                 self._want_to_write()
                 return
             self._out_bytes -= taken
-            full = taken < sum(map(len, batch)) and not self._channel.one_at_a_time
+            full = taken < nbytes and not self._channel.one_at_a_time
             while taken:
                 first = self._out[0]
                 if taken < len(first):

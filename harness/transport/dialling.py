@@ -38,7 +38,7 @@ async def dial(settings: SenderSettings, host: str, port: int) -> Channel:
         await loop.sock_connect(sock, address)
         tune_connected(sock, settings.options)
         if settings.tls is None:
-            return PlainChannel(sock)
+            return PlainChannel(sock, settings.options.notsent_lowat_bytes)
         return TlsChannel(sock, settings.tls, host)
     except BaseException:
         sock.close()

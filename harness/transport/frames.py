@@ -11,7 +11,7 @@ import xxhash
 
 from harness.core import TransportError
 
-VERSION = 2
+VERSION = 3
 MAGIC = 0x4B56
 NONCE_BYTES = PROOF_BYTES = 32
 SESSION_BYTES = 16
@@ -127,7 +127,8 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class DataHead:
-    """What precedes a payload of ``length_bytes``; ``checksum`` is None where it was left out."""
+    """What precedes a payload of ``length_bytes``, which begins in ``layer`` and may go on in those
+    after it; ``checksum`` is None where it was left out."""
 
     room: int
     layer: int
@@ -219,7 +220,17 @@ Control = (
 )
 
 
-def checksum_of(room: int, layer: int, offset: int, payload: memoryview, transfer: int = 0) -> int:
-    """xxh3-64 of the payload, seeded with the xxh3-64 of where it belongs."""
+def checksum_of(
+    room: int, layer: int, offset: int, payload: memoryview, transfer: int = 0, *more: memoryview
+) -> int:
+    """xxh3-64 of the payload, seeded with the xxh3-64 of where it belongs.
+
+    ``more`` is the rest of a payload that lies in several buffers.
+    """
     seed = xxhash.xxh3_64_intdigest(_PLACE.pack(room, transfer, layer, offset))
-    return xxhash.xxh3_64_intdigest(payload, seed)
+    if not more:
+        return xxhash.xxh3_64_intdigest(payload, seed)
+    digest = xxhash.xxh3_64(payload, seed)
+    for view in more:
+        digest.update(view)
+    return digest.intdigest()

@@ -25,7 +25,7 @@ from harness.transport.frames import (
 from harness.transport.handshake import Dialling
 from harness.transport.intake import DataEnd
 from harness.transport.lane import Lane
-from harness.transport.tcp_info import TcpSample, sample
+from harness.transport.tcp_info import TcpSample, read_retransmits, sample
 from harness.transport.transfer import Chunk
 from harness.transport.wire import encode_data_head
 
@@ -67,7 +67,7 @@ class Outbound:
         self.alive = True
         self.max_payload_bytes = 0
         self.started_mono_s = time.monotonic()
-        self.retransmits: int | None = None  # when it ended
+        self._retransmits: int | None = 0  # when it ended
         self.welcomed: Future[None] = Future()
         self.ended: Future[None] = Future()
         for future in (self.welcomed, self.ended):
@@ -98,6 +98,16 @@ class Outbound:
             if self._connection.sock.fileno() >= 0:
                 raise
             return None
+
+    @property
+    def retransmits(self) -> int | None:
+        """Segments sent again on this connection, up to now or its end; None without TCP_INFO."""
+        try:
+            return read_retransmits(self._connection.sock)
+        except TransportError:
+            if self._connection.sock.fileno() >= 0:
+                raise
+            return self._retransmits
 
     def send(self, frame: Control) -> None:
         """From any thread."""
@@ -161,18 +171,18 @@ class Outbound:
                 chunk.transfer.room,
                 chunk.layer,
                 chunk.offset,
-                chunk.view,
+                chunk.views[0],
                 self._source.checksum,
                 chunk.transfer.number,
+                *chunk.views[1:],
             )
-            yield chunk.view
+            yield from chunk.views
 
     def faulted(self, reason: str) -> None:
         self._source.faulted(self, list(self._unacknowledged), reason)
 
     def ending(self) -> None:
-        last = self.sample("", 0)
-        self.retransmits = last.retransmits if last is not None else None
+        self._retransmits = self.retransmits
 
     def lost(self, reason: str) -> None:
         self._retire(reason)

@@ -162,10 +162,14 @@ class Pool:
 
     def retransmits(self) -> int | None:
         """Segments sent again so far, on the connections of now and before."""
-        counts = [one.retransmits for one in self.samples()]
-        if any(count is None for count in counts):
-            return None
-        return self._retired_retransmits + sum(count or 0 for count in counts)
+        with self.lock:
+            total = self._retired_retransmits
+            for each in self._alive():
+                count = each.retransmits
+                if count is None:
+                    return None
+                total += count
+            return total
 
     # For connections, in their lanes
 
@@ -178,7 +182,7 @@ class Pool:
             taken_bytes = 0
             while taken_bytes < quantum_bytes and (more := self._next_chunks(most_bytes)):
                 chunks += more
-                taken_bytes += sum(len(chunk.view) for chunk in more)
+                taken_bytes += sum(chunk.length_bytes for chunk in more)
             self._backlog_bytes -= taken_bytes
             if chunks:
                 self._idle.pop(connection, None)

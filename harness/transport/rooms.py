@@ -184,14 +184,15 @@ class Landing:
             raise RoomError(
                 Code.PROTOCOL, f"data for layer {head.layer} of {len(self.layer_bytes)}"
             )
-        if head.offset + head.length_bytes > self.layer_bytes[head.layer]:
+        start = self._starts[head.layer] + head.offset
+        end = start + head.length_bytes
+        if head.offset >= self.layer_bytes[head.layer] or end > self.total_bytes:
             raise RoomError(
                 Code.PROTOCOL,
                 f"data for bytes {head.offset} to {head.offset + head.length_bytes} of layer "
-                f"{head.layer}, which has {self.layer_bytes[head.layer]}",
+                f"{head.layer}, which has {self.layer_bytes[head.layer]}, with "
+                f"{self.total_bytes - self._starts[head.layer + 1]} bytes after it",
             )
-        start = self._starts[head.layer] + head.offset
-        end = start + head.length_bytes
         if self._coverage.covers(start, end):
             return None
         under_way = self.under_way(start, end)
@@ -211,26 +212,35 @@ class Landing:
                 return claim
         return None
 
-    def take(self, claim: Claim, now_ns: int) -> bool:
-        """The claim's payload is whole and sound; whether it completes its layer."""
+    def take(self, claim: Claim, now_ns: int) -> list[int]:
+        """The claim's payload is whole and sound; the layers that it completes."""
         assert self.block is not None
         first = self.under_way(claim.start, claim.end) if claim.aside else None
         if first is not None:
             first.successor = claim
-            return False
+            return []
         if self._coverage.covers(claim.start, claim.end):
-            return False
+            return []
         if not self._coverage.add(claim.start, claim.end):
             raise self._overlap(claim.head)
         if len(self._coverage) > MAX_INTERVALS:
             raise RoomError(Code.PROTOCOL, f"more than {MAX_INTERVALS} pieces out of order")
         if claim.aside:
             self.block.view[claim.start : claim.end] = claim.view
-        length = claim.head.length_bytes
-        self.payload_bytes += length
-        self._layer_left[claim.head.layer] -= length
+        self.payload_bytes += claim.head.length_bytes
         self.last_byte_mono_ns = now_ns
-        return self._layer_left[claim.head.layer] == 0
+        return self._count(claim)
+
+    def _count(self, claim: Claim) -> list[int]:
+        """Take the claim's bytes off those that its layers lack; the layers that lack none now."""
+        completed, layer, start = [], claim.head.layer, claim.start
+        while start < claim.end:
+            upto = min(claim.end, self._starts[layer + 1])
+            self._layer_left[layer] -= upto - start
+            if upto > start and self._layer_left[layer] == 0:
+                completed.append(layer)
+            layer, start = layer + 1, upto
+        return completed
 
     def finish(self, done: Done) -> None:
         """The sender says that it has handed everything over; bytes may still be on their way."""

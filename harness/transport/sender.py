@@ -29,6 +29,8 @@ from harness.transport.transfer import Receipt, Transfer
 __all__ = ["KvSender", "Receipt", "Transfer"]
 
 MAX_CONNECTIONS = 64
+#: A connection asks for more when less than half of this is unsent: 4 ms of 1 Gbit/s.
+_MOST_LOWAT_BYTES = 2**20
 
 
 class KvSender:
@@ -71,7 +73,7 @@ class KvSender:
             if pacing_bytes_per_s is None
             else pacing_bytes_per_s / connections,
             bdp_bytes=bdp_bytes,
-            notsent_lowat_bytes=chunk_bytes,
+            notsent_lowat_bytes=min(chunk_bytes, _MOST_LOWAT_BYTES),
             dead_after_s=ack_timeout_s,
         )
         self._settings = SenderSettings(

@@ -47,10 +47,10 @@ class SocketOptions:
     """Of each connection by itself; None leaves the choice to the kernel.
 
     ``bdp_bytes`` is the rate one connection shall reach times the round trip.
-    ``notsent_lowat_bytes`` bounds what waits unsent in the kernel, which keeps the choice of
-    connection late: a slow one is offered less and a short transfer does not wait behind a long
-    one. A connection whose peer takes or answers nothing for ``dead_after_s`` is given up, a peer
-    that keeps its window shut included.
+    ``notsent_lowat_bytes``: a connection asks for more when less than half of it waits unsent in
+    the kernel, which keeps the choice of connection late: a slow one is offered less and a short
+    transfer does not wait behind a long one. A connection whose peer takes or answers nothing for
+    ``dead_after_s`` is given up, a peer that keeps its window shut included.
     """
 
     congestion_control: str | None = None

@@ -135,12 +135,12 @@ class RoomTable:
         landing = claim.landing
         entry = self.rooms[landing.room]
         try:
-            completes = landing.take(claim, time.monotonic_ns())
+            completed = landing.take(claim, time.monotonic_ns())
         except RoomError as error:
             return self.failing(landing.room, error.code, "transfer", str(error))
         acts: Acts = []
-        if completes and landing.flags & REPORT_LAYERS:
-            acts.append(self.whole_layer(entry, claim.head.layer))
+        if landing.flags & REPORT_LAYERS:
+            acts += [self.whole_layer(entry, layer) for layer in completed]
         return acts + self.if_landed(entry)
 
     def if_landed(self, entry: Room) -> Acts:

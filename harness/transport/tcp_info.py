@@ -15,6 +15,8 @@ from harness.transport.socket_options import SocketLike
 
 #: Up to tcpi_delivery_rate (kernel 4.9): 8 bytes of flags, 24 u32, 4 u64, 6 u32, 1 u64.
 _TCP_INFO = struct.Struct("=8B24I4Q6IQ")
+#: Where tcpi_total_retrans lies.
+_RETRANSMITS, _RETRANSMITS_AT = struct.Struct("=I"), 8 + 23 * 4
 _UNKNOWN_U32 = 0xFFFFFFFF
 _HAS_TCP_INFO = sys.platform == "linux"
 
@@ -60,19 +62,7 @@ class TcpSample:
 
 def read_tcp_info(sock: SocketLike) -> TcpInfo:
     """Read TCP_INFO of a connected socket; TransportError where there is none."""
-    if not _HAS_TCP_INFO:
-        raise TransportError(
-            f"TCP_INFO has no known layout on {sys.platform}; run on Linux for TCP samples"
-        )
-    try:
-        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except OSError as error:
-        raise TransportError(f"TCP_INFO of a connection could not be read: {error}") from error
-    if len(raw) < _TCP_INFO.size:
-        raise TransportError(
-            f"this kernel's TCP_INFO has {len(raw)} bytes, {_TCP_INFO.size} are needed (Linux 4.9)"
-        )
-    fields = _TCP_INFO.unpack(raw)
+    fields = _TCP_INFO.unpack(_read(sock))
     words, longs, tail = fields[8:32], fields[32:36], fields[36:43]
     return TcpInfo(
         rtt_s=words[15] / 1e6,
@@ -86,6 +76,33 @@ def read_tcp_info(sock: SocketLike) -> TcpInfo:
         notsent_bytes=tail[2],
         delivery_rate_bytes_per_s=tail[6] or None,
     )
+
+
+def read_retransmits(sock: SocketLike) -> int | None:
+    """Segments sent again since the connection opened; None on systems without TCP_INFO.
+
+    Every transfer asks for it twice of each connection, so the rest is left unread.
+    """
+    if not _HAS_TCP_INFO:
+        return None
+    (count,) = _RETRANSMITS.unpack_from(_read(sock), _RETRANSMITS_AT)
+    return int(count)
+
+
+def _read(sock: SocketLike) -> bytes:
+    if not _HAS_TCP_INFO:
+        raise TransportError(
+            f"TCP_INFO has no known layout on {sys.platform}; run on Linux for TCP samples"
+        )
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError as error:
+        raise TransportError(f"TCP_INFO of a connection could not be read: {error}") from error
+    if len(raw) < _TCP_INFO.size:
+        raise TransportError(
+            f"this kernel's TCP_INFO has {len(raw)} bytes, {_TCP_INFO.size} are needed (Linux 4.9)"
+        )
+    return raw
 
 
 def sample(

@@ -44,12 +44,16 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Bytes of one layer that go as one frame; sent again, they have the same bounds."""
+    """Bytes that go as one frame; sent again, they have the same bounds.
+
+    They begin in ``layer`` at ``offset``; each view lies in one layer, the next in the next.
+    """
 
     transfer: "Transfer"
     layer: int
     offset: int
-    view: memoryview
+    views: tuple[memoryview, ...]
+    length_bytes: int
 
 
 class Controller(Protocol):
@@ -193,22 +197,21 @@ class Transfer:
         if self._again and not self._asking:
             return [self._again.popleft()]
         assert self._credit_bytes is not None
-        layer, offset, view = self._pieces.popleft()
-        left = min(len(view), self._credit_bytes - self.sent_bytes)
-        length = left if whole else min(left, most_bytes)
-        if length < len(view):
-            self._pieces.appendleft((layer, offset + length, view[length:]))
-        self.sent_bytes += length
+        left_bytes = self._credit_bytes - self.sent_bytes
+        if not whole:
+            return [self._next_chunk(min(left_bytes, most_bytes))]
+        layer, offset, view = self._take_piece(left_bytes)
+        views = [view[at : at + most_bytes] for at in range(0, len(view), most_bytes)]
         return [
-            Chunk(self, layer, offset + at, view[at : min(at + most_bytes, length)])
-            for at in range(0, length, most_bytes)
+            Chunk(self, layer, offset + index * most_bytes, (each,), len(each))
+            for index, each in enumerate(views)
         ]
 
     def send_again(self, chunk: Chunk) -> None:
         """The connection that carried it was lost; ``move`` asks whether it has arrived."""
         if self._failure is None and self._receipt is None:
             self._again.append(chunk)
-            self._pool.enqueue(self, len(chunk.view))
+            self._pool.enqueue(self, chunk.length_bytes)
 
     def move(self, control: Controller) -> None:
         """Go on over another connection: what was said on the lost one may not have arrived."""
@@ -239,10 +242,10 @@ class Transfer:
         for chunk in chunks:
             start = self._starts[chunk.layer] + chunk.offset
             at = bisect_right(starts, start) - 1
-            if at < 0 or pieces[at][1] < start + len(chunk.view):
+            if at < 0 or pieces[at][1] < start + chunk.length_bytes:
                 self._again.append(chunk)
-        left_bytes = sum(len(chunk.view) for chunk in self._again)
-        self._pool.enqueue(self, left_bytes - sum(len(chunk.view) for chunk in chunks))
+        left_bytes = sum(chunk.length_bytes for chunk in self._again)
+        self._pool.enqueue(self, left_bytes - sum(chunk.length_bytes for chunk in chunks))
         before_bytes, self._known_bytes = self._known_bytes, sum(end - at for at, end in pieces)
         return self._known_bytes > before_bytes
 
@@ -285,13 +288,38 @@ class Transfer:
 
     # Internal, with the lock held
 
+    def _next_chunk(self, most_bytes: int) -> Chunk:
+        """As much as is ready, over the ends of layers: small layers do not make small frames.
+
+        Not where layers are reported, since the report of one would wait for the next.
+        """
+        layer, offset, view = self._take_piece(most_bytes)
+        views, length = [view], len(view)
+        while length < most_bytes and self._pieces and self._on_layer is None:
+            next_layer, next_offset, _ = self._pieces[0]
+            if self._starts[next_layer] + next_offset != self._starts[layer] + offset + length:
+                break
+            view = self._take_piece(most_bytes - length)[2]
+            views.append(view)
+            length += len(view)
+        return Chunk(self, layer, offset, tuple(views), length)
+
+    def _take_piece(self, most_bytes: int) -> tuple[int, int, memoryview]:
+        """Layer, offset and bytes of what comes next; what is left of it stays in front."""
+        layer, offset, view = self._pieces.popleft()
+        if most_bytes < len(view):
+            self._pieces.appendleft((layer, offset + most_bytes, view[most_bytes:]))
+            view = view[:most_bytes]
+        self.sent_bytes += len(view)
+        return layer, offset, view
+
     def _say(self, frame: Control) -> None:
         if self.control is not None:
             self.control.send(frame)
 
     def _end(self) -> None:
         unsent_bytes = sum(len(view) for _, _, view in self._pieces)
-        unsent_bytes += sum(len(chunk.view) for chunk in self._again)
+        unsent_bytes += sum(chunk.length_bytes for chunk in self._again)
         self._pieces.clear()
         self._again.clear()
         self._pool.forget(self, unsent_bytes)

@@ -1,4 +1,4 @@
-"""Frames of the KV transfer protocol, version 2. Sans-I/O: bytes in, frames out.
+"""Frames of the KV transfer protocol, version 3. Sans-I/O: bytes in, frames out.
 
 Every frame is an 8-byte header and a body, all integers big-endian:
 
@@ -24,12 +24,13 @@ Every frame is an 8-byte header and a body, all integers big-endian:
     Arrived     receiver -> sender   room u64, transfer u32, pieces x (start u64, end u64)
 
 A data frame's checksum is the xxh3-64 of its payload, seeded with the xxh3-64 of (room u64,
-transfer u32, layer u32, offset u64), so bytes that come with the wrong place fail it too. Data of
-one transfer may use any connection of the session once its Credit has arrived; Offer, Done and the
-answers use the connection of the Offer. When a connection is lost, the data frames that no Progress
-has counted are sent again over others, with the same bounds, but for those that Arrived tells of:
-a frame that comes twice is dropped. A Resume asks for it. A room whose own connection is lost goes
-on with Resume (or the same Offer again) over another one; Done may be repeated too.
+transfer u32, layer u32, offset u64), so bytes that come with the wrong place fail it too. A payload
+may go on in the layers after the one that it begins in. Data of one transfer may use any connection
+of the session once its Credit has arrived; Offer, Done and the answers use the connection of the
+Offer. When a connection is lost, the data frames that no Progress has counted are sent again over
+others, with the same bounds, but for those that Arrived tells of: a frame that comes twice is
+dropped. A Resume asks for it. A room whose own connection is lost goes on with Resume (or the same
+Offer again) over another one; Done may be repeated too.
 
 What was written on a lost connection may still arrive, at any time. ``transfer`` keeps it out of
 the next use of the room, and ``attempt``, which grows with each move to another connection, keeps
@@ -107,13 +108,23 @@ _HANDSHAKE_KINDS = frozenset({Kind.CHALLENGE, Kind.HELLO, Kind.WELCOME, Kind.ERR
 
 
 def encode_data_head(
-    room: int, layer: int, offset: int, payload: memoryview, checksum: bool, transfer: int = 0
+    room: int,
+    layer: int,
+    offset: int,
+    payload: memoryview,
+    checksum: bool,
+    transfer: int = 0,
+    *more: memoryview,
 ) -> bytes:
-    """Header and fixed fields of a data frame (40 bytes); the payload follows it on the wire."""
-    assert 0 < len(payload) <= MAX_PAYLOAD_BYTES, len(payload)
-    digest = checksum_of(room, layer, offset, payload, transfer) if checksum else 0
+    """Header and fixed fields of a data frame (40 bytes); the payload follows it on the wire.
+
+    ``more`` is the rest of a payload that lies in several buffers.
+    """
+    payload_bytes = len(payload) + sum(map(len, more))
+    assert 0 < payload_bytes <= MAX_PAYLOAD_BYTES, payload_bytes
+    digest = checksum_of(room, layer, offset, payload, transfer, *more) if checksum else 0
     flags = _FLAG_CHECKSUM if checksum else 0
-    length = DATA_HEAD.size + len(payload)
+    length = DATA_HEAD.size + payload_bytes
     return _HEADED_DATA.pack(
         MAGIC, VERSION, Kind.DATA, length, room, transfer, layer, flags, offset, digest
     )
