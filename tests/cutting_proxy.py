@@ -144,7 +144,7 @@ class Proxy:
                     pair.end() if then == "end" else pair.cut()
                     return
             writer.close()
-        except OSError:
+        except (OSError, RuntimeError):  # uvloop's word for a transport that was aborted meanwhile
             pair.cut()
 
 
