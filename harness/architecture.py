@@ -120,11 +120,14 @@ class Architecture:
             moved = moved + bytes_per_token * np.minimum(total, window_tokens)
         return np.asarray(moved, dtype=np.float64)
 
-    def layer_kv_bytes(self, tokens: int) -> tuple[int, ...]:
-        """Bytes of each layer after ``tokens`` tokens, in layer order."""
-        if tokens < 0:
-            raise ValueError(f"tokens must not be negative, got {tokens}")
-        return tuple(layer.kv_bytes(tokens) for layer in self.layers)
+    def layer_kv_bytes(self, tokens: int, resident_tokens: int = 0) -> tuple[int, ...]:
+        """Bytes of each layer after ``tokens`` tokens that move, in layer order."""
+        if tokens < 0 or not 0 <= resident_tokens <= tokens:
+            raise ValueError(
+                f"tokens must not be negative, nor more resident than there are: got {tokens} in "
+                f"all, {resident_tokens} resident"
+            )
+        return tuple(layer.kv_bytes(tokens, resident_tokens) for layer in self.layers)
 
 
 def wire_layer_bytes(layer_bytes: Sequence[int], byte_scale: float) -> tuple[int, ...]:

@@ -32,9 +32,10 @@ class Layer:
     window_bytes_per_token: int = 0
     fixed_bytes: int = 0
 
-    def kv_bytes(self, tokens: int) -> int:
+    def kv_bytes(self, tokens: int, resident_tokens: int = 0) -> int:
+        """Without the growing KV of the first ``resident_tokens``."""
         return (
-            self.growing_bytes_per_token * tokens
+            self.growing_bytes_per_token * (tokens - resident_tokens)
             + self.window_bytes_per_token * min(tokens, self.window_tokens)
             + self.fixed_bytes
         )

@@ -217,6 +217,8 @@ def _write_plans(run: RunDirectory, prepared: Prepared) -> None:
                     name: hardware.profile.prefill_s(request.input_tokens)
                     for name, hardware in scenario.hardware.items()
                 },
+                growing_bytes_per_token=architecture.moved_bytes(1, 0)
+                - architecture.moved_bytes(1, 1),
             )
             for request in prepared.schedule
         ),

@@ -6,8 +6,12 @@ naive heterogeneous one (N_prfaas / N_p / N_d of Table 6, arXiv 2604.15039).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.core import PD, PRFAAS, Instance
+
+#: How requests are divided where both clusters prefill: by length, or by least expected completion.
+Balancing = Literal["threshold", "capacity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class PdCluster:
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """``threshold_tokens`` (t) is None unless both clusters can prefill, or could: a search that
-    leaves no local prefill gives threshold 0, which sends everything to PrfaaS.
+    leaves no local prefill gives threshold 0, which sends everything to PrfaaS. ``balancing`` by
+    capacity has none either.
 
     Further clusters, each with a link of its own, are planned but neither simulated nor run live.
     """
@@ -46,6 +51,7 @@ class Deployment:
     pd_hardware: str
     more_prfaas: tuple[PrfaasCluster, ...] = ()
     more_pd: tuple[PdCluster, ...] = ()
+    balancing: Balancing = "threshold"
 
     def prfaas_clusters(self, link_bytes_per_s: float) -> tuple[PrfaasCluster, ...]:
         """Every PrfaaS cluster; the scenario's link is the first one's."""
@@ -84,6 +90,8 @@ class Deployment:
             )
         if self.num_prfaas and self.prfaas_hardware is None:
             return "prfaas_hardware", "it is missing, though num_prfaas asks for instances of it"
+        if self.balancing == "capacity" and (fault := self._capacity_fault()):
+            return fault
         if self.threshold_tokens is not None and not self.num_prfaas:
             return "threshold_tokens", (
                 "a threshold needs a PrfaaS cluster to offload to, but num_prfaas is 0; remove the "
@@ -98,9 +106,23 @@ class Deployment:
             return "more_prfaas", "the first PrfaaS cluster (num_prfaas) has no instance"
         if any((one.num_prefill > 0) != (self.num_prefill > 0) for one in self.more_pd):
             return "more_pd", "either every PD cluster prefills or none does"
-        if self.threshold_tokens is None and self.num_prfaas and self.num_prefill:
+        by_length = self.balancing == "threshold" and self.threshold_tokens is None
+        if by_length and self.num_prfaas and self.num_prefill:
             return "threshold_tokens", (
                 "it is missing, though both clusters prefill; it says which prompts PrfaaS gets, "
                 "for example threshold_tokens = 19400"
+            )
+        return None
+
+    def _capacity_fault(self) -> tuple[str, str] | None:
+        if not (self.num_prfaas and self.num_prefill):
+            return "balancing", (
+                "by capacity requests are divided between two clusters that prefill; give "
+                "num_prfaas and num_prefill at least one instance each, or remove it"
+            )
+        if self.threshold_tokens is not None:
+            return "threshold_tokens", (
+                "balancing by capacity looks at no length, so a threshold has no effect; remove "
+                "one of the two"
             )
         return None

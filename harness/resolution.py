@@ -85,6 +85,7 @@ def resolve_deployment(
             PdCluster(one.hardware, one.num_prefill, one.num_decode, one.link_rate)
             for one in table.more_pd
         ),
+        balancing=table.balancing,
     )
     if fault := deployment.fault():
         raise wrong(f"{key}.{fault[0]}", where, fault[1])

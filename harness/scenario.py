@@ -8,6 +8,7 @@ emulated (``check_emulation``) only a live run asks.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -271,7 +272,7 @@ def _uncached_tokens(scenario: Scenario) -> tuple[int, int]:
     """Fewest and most tokens that a prefill may have to compute."""
     workload, prefix = scenario.workload, scenario.prefix
     fewest = workload.min_tokens
-    if prefix.model == "trace":
+    if prefix.model == "trace" or scenario.prefix_cache.enabled:
         fewest = 1
     elif prefix.model == "share" and prefix.agent_share > 0:
         fewest = max(1, int(fewest * (1 - prefix.cached_fraction)))
@@ -310,6 +311,8 @@ def _plain(value: object) -> object:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
+    if value == math.inf:  # no end, which JSON has no number for
+        return None
     return str(value) if isinstance(value, Path) else value
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.attention import DEFAULT_KV_DTYPE, KvDtype
 from harness.core import ScenarioError
 from harness.datafile import explain, printable, read_text_file
+from harness.deployment import Balancing
 from harness.scenario_values import (
     ByteSize,
     ChunkSize,
@@ -100,7 +101,7 @@ class LoadTable(_Table):
 
 
 class PrefixTable(_Table):
-    """Cached prefixes, for the planner: bench and simulate keep no prefix cache yet."""
+    """Cached prefixes, for the planner alone; bench and simulate have prefix_cache."""
 
     model: Literal["none", "share", "trace"] = "none"
     """share: agent_share and cached_fraction; trace: an unlimited cache over its hash ids."""
@@ -242,6 +243,8 @@ class PdClusterTable(_Table):
 class DeploymentTable(_Table):
     threshold_tokens: Annotated[int, Field(ge=0, le=2**24)] | None = None
     """Longer prompts are prefilled by PrfaaS (t)."""
+    balancing: Balancing = "threshold"
+    """By length, or ("capacity") to whichever cluster is expected to be done first."""
     num_prfaas: Count = 0
     num_prefill: Count = 0
     num_decode: Count

@@ -27,11 +27,13 @@ async def serve_http(
 
     A handler is cancelled when its client goes away, so that upstream work ends with it.
     """
-    runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+    )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     listening = _listen(host, port, blame)
-    await web.SockSite(runner, listening, backlog=BACKLOG, shutdown_timeout=1.0).start()
+    await web.SockSite(runner, listening, backlog=BACKLOG).start()
     return int(listening.getsockname()[1])
 
 
@@ -52,12 +54,18 @@ def _listen(host: str, port: int, blame: type[PrfaasError]) -> socket.socket:
     return listening
 
 
+#: What a balancer asks before it knows a key, as SGLang's own servers have it.
+OPEN_PATHS = frozenset({"/health"})
+
+
 def bearer(key: str, refuse: Callable[[], web.Response]) -> Middleware:
     """Middleware that lets only requests with ``key`` as their bearer token through."""
     wanted = f"Bearer {key}".encode()
 
     @web.middleware
     async def authorized(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in OPEN_PATHS:
+            return await handler(request)
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         return await handler(request) if hmac.compare_digest(given, wanted) else refuse()
 

@@ -81,7 +81,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Cached prefixes, of which the planner alone knows so far.
+    """Cached prefixes as the planner takes them; those of a run are in pools (``PrefixCache``).
 
     ``share``: a share ``agent_share`` of the requests finds ``cached_fraction`` of its prompt
     cached. ``trace``: what an unlimited prefix cache would have held of each request of a trace

@@ -6,10 +6,12 @@ are of the completed requests alone, and say nothing of how deployments compare.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from harness.preparation import MAX_UTILISATION, Prepared
+from harness.simulator import Simulation
 from harness.statistics import nearest_rank
 
 
@@ -22,9 +24,8 @@ def simulation_document(prepared: Prepared) -> dict[str, Any]:
         failures = len(simulation.requests) - simulation.num_completed
         if failures:
             notes.append(
-                f"{name}: {failures} of {len(simulation.requests)} requests failed: no decode slot "
-                f"within {prepared.scenario.scheduling.admission_deadline_s:g} s. Compare "
-                "quantiles, not means."
+                f"{name}: {failures} of {len(simulation.requests)} requests failed: "
+                f"{_reasons(prepared, simulation)}. Compare quantiles, not means."
             )
         model = prepared.models[name]
         stage, most = max(model.utilisation.items(), key=lambda item: item[1])
@@ -56,6 +57,20 @@ def simulation_document(prepared: Prepared) -> dict[str, Any]:
         "notes": notes,
         "deployments": deployments,
     }
+
+
+def _reasons(prepared: Prepared, simulation: Simulation) -> str:
+    deadline_s = prepared.scenario.scheduling.admission_deadline_s
+    words = {
+        "decode_admission": f"no decode slot within {deadline_s:g} s",
+        "rejected": "refused at once, for the queue or the wait was too long",
+        "prefill_queue": "the link was down when they were to be sent out",
+        "transfer": "the link was down when their KV was to be sent",
+    }
+    phases = Counter(one.failure_phase for one in simulation.requests if one.failure_phase)
+    if len(phases) == 1:
+        return words[next(iter(phases))]
+    return ", ".join(f"{count} {words[phase]}" for phase, count in phases.most_common())
 
 
 def ttft_statistics(ttft_s: Sequence[float], failures: int) -> dict[str, float | None]:

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from harness.block_keys import HASH_ID_TOKENS
 from harness.core import ScenarioError
 from harness.datafile import read_bytes
 
@@ -31,8 +32,6 @@ IntArray = npt.NDArray[np.int64]
 MAX_TRACE_BYTES = 256 * 1024 * 1024
 MAX_TOKENS = 2**31
 QUANTUM_S = 3.0
-#: Tokens of a block in Mooncake's release.
-BLOCK_TOKENS = 512
 _QUANTUM_TOLERANCE_S = 0.010
 _AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 _AZURE_TIME = re.compile(
@@ -90,7 +89,7 @@ class Trace:
             hits = 0
             while hits < len(hashes) and hashes[hits] in seen:
                 hits += 1
-            found[index] = hits * BLOCK_TOKENS
+            found[index] = hits * HASH_ID_TOKENS
             seen.update(hashes)
         return found
 

@@ -9,19 +9,20 @@
 Above 1 a queue grows for as long as the load lasts; near 1 a finite run says little about it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from harness.core import PD, PRFAAS, Request, ScenarioError
+from harness.deployment import Deployment
 from harness.scenario import Scenario
 from harness.scheduling.config import (
     decode_batch,
     decode_step_s,
     kv_bytes_function,
+    no_transfer,
     transfer_tail_function,
 )
 from harness.scheduling.router import preferred_cluster
-from harness.scheduling.scheduler import no_transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def predict_utilisation(
 ) -> Utilisation:
     """Offered utilisation of each stage of a deployment under a concrete schedule.
 
-    Every request goes where the threshold sends it, with every instance up.
+    Every request goes where the threshold sends it, with every instance up; balanced by capacity,
+    each is shared out so that all prefill instances are equally busy.
     """
     deployment = scenario.deployments[deployment_name]
     window = window_s(scenario, schedule)
@@ -82,18 +84,19 @@ def predict_utilisation(
     busy_s = dict.fromkeys(hardware, 0.0)
     kv_bytes = kv_bytes_function(scenario.model.architecture)
     held_s = _held_before_decode(scenario)
-    crossing_bytes, staying_bytes, slots_s = 0, 0, 0.0
+    crossing_bytes, staying_bytes, slots_s = 0.0, 0.0, 0.0
+    parts_of = _parts_function(schedule, deployment, prefill_s, count)
     for request in schedule:
         uncached = request.input_tokens - request.cached_tokens
-        cluster = preferred_cluster(uncached, deployment.threshold_tokens, hardware)
-        own_s = prefill_s[cluster](uncached, request.cached_tokens)
-        busy_s[cluster] += own_s
-        if cluster == PRFAAS:
-            crossing_bytes += kv_bytes(request.input_tokens)
-        else:
-            staying_bytes += kv_bytes(request.input_tokens)
         slots_s += (request.output_tokens - 1) * step_s
-        slots_s += held_s(request.input_tokens, own_s, cluster == PRFAAS)
+        for cluster, part in parts_of(uncached).items():
+            own_s = prefill_s[cluster](uncached, request.cached_tokens)
+            busy_s[cluster] += part * own_s
+            if cluster == PRFAAS:
+                crossing_bytes += part * kv_bytes(request.input_tokens)
+            else:
+                staying_bytes += part * kv_bytes(request.input_tokens)
+            slots_s += part * held_s(request.input_tokens, own_s, cluster == PRFAAS)
     share = {c: busy_s[c] / (count[c] * window) for c in hardware}
     slots = deployment.num_decode * decode_batch(scenario, deployment)
     link = crossing_bytes / (scenario.link.rate_bytes_per_s * window)
@@ -108,6 +111,26 @@ def predict_utilisation(
             else None
         ),
     )
+
+
+def _parts_function(
+    schedule: Sequence[Request],
+    deployment: Deployment,
+    prefill_s: Mapping[str, Callable[[int, int], float]],
+    count: Mapping[str, int],
+) -> Callable[[int], Mapping[str, float]]:
+    """(uncached_tokens) -> the share of such a request that each cluster prefills."""
+    if deployment.balancing == "threshold":
+        wholly = {cluster: {cluster: 1.0} for cluster in prefill_s}
+        threshold = deployment.threshold_tokens
+        return lambda tokens: wholly[preferred_cluster(tokens, threshold, prefill_s)]
+    capacity = {
+        cluster: count[cluster]
+        / sum(cost(one.input_tokens - one.cached_tokens, one.cached_tokens) for one in schedule)
+        for cluster, cost in prefill_s.items()
+    }
+    parts = {cluster: own / sum(capacity.values()) for cluster, own in capacity.items()}
+    return lambda _tokens: parts
 
 
 def _held_before_decode(scenario: Scenario) -> Callable[[int, float, bool], float]:

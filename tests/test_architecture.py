@@ -73,10 +73,12 @@ layers_strategy = st.lists(
 )
 
 
-@given(layers_strategy, st.integers(0, 200_000))
-def test_total_is_the_sum_of_the_layers(layers: list[Layer], tokens: int) -> None:
+@given(layers_strategy, st.integers(0, 200_000), st.integers(0, 200_000))
+def test_total_is_the_sum_of_the_layers(layers: list[Layer], tokens: int, resident: int) -> None:
     model = Architecture("m", Path("m"), tuple(layers), {})
     assert model.kv_bytes(tokens) == sum(model.layer_kv_bytes(tokens))
+    resident = min(resident, tokens)
+    assert model.moved_bytes(tokens, resident) == sum(model.layer_kv_bytes(tokens, resident))
     assert len(model.layer_kv_bytes(tokens)) == len(layers)
     assert sum(model.kind_counts.values()) == len(layers)
 

@@ -238,7 +238,7 @@ def test_what_the_senders_see_of_the_link_reaches_the_gateway(served: Live) -> N
     while not (seen := links()) or max(row["utilisation"] for row in seen) == 0:
         assert time.monotonic() < deadline_s, seen
         time.sleep(0.05)
-    state = json.loads(get(served, "/state"))["link"]
+    state = json.loads(get(served, "/state"))["links"]["prfaas"]
     assert state["at_s"] is not None
     assert state["goodput_bytes_per_s"] > 0
     assert state["scarce"] is False

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "attention",
+        "block_keys",
         "core",
         "lognormal",
         "machine",
@@ -37,8 +38,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "transport",
     ),
     ("architecture", "load", "perfetto", "profile_file", "scenario_file", "summary", "trace"),
-    ("burstiness", "engine", "kv_path", "model_families", "published", "settings", "verdict"),
-    ("figures", "model_config", "profile_import", "profile_summary", "resolution"),
+    (
+        "burstiness",
+        "kv_path",
+        "model_families",
+        "prefix_pool",
+        "published",
+        "settings",
+        "verdict",
+    ),
+    ("engine", "figures", "model_config", "profile_import", "profile_summary", "resolution"),
     ("mechanisms", "report"),
     ("scenario",),
     ("transfer_model",),
@@ -58,10 +67,12 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 IMPURE = {"time", "datetime", "random", "secrets", "socket", "asyncio", "threading", "subprocess"}
 PURE = (
     "harness/scheduling",
+    "harness/prefix_pool.py",
+    "harness/block_keys.py",
     "harness/surface/sse.py",
     "harness/transport/wire.py",
     "harness/transport/frames.py",
-    "harness/simulator.py",
+    "harness/simulator",
     "harness/throughput",
     "harness/kv_path.py",
     "harness/transfer_model.py",

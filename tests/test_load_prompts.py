@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.block_keys import block_keys_of_hash_ids, block_keys_of_text
 from harness.load.prompts import (
     FIRST_ID,
     MAX_PROMPT_TOKENS,
@@ -16,6 +17,7 @@ from harness.load.prompts import (
     PromptPool,
     prompt_ids,
 )
+from harness.surface.generate import encode
 
 POOL = PromptPool("salt", 3000)
 
@@ -69,6 +71,55 @@ def test_salts_share_no_prefix() -> None:
 def test_windows_begin_in_different_places() -> None:
     bodies = {tuple(prompt_ids("salt", index, 24)[4:]) for index in range(200)}
     assert len(bodies) > 190
+
+
+HASH_IDS = st.lists(
+    st.one_of(st.integers(0, 3), st.integers(0, 2**63 - 1)), min_size=1, max_size=8
+).map(tuple)
+
+
+def block_ids(index: int, num_tokens: int, hash_ids: tuple[int, ...]) -> list[int]:
+    text = POOL.text(index, num_tokens, hash_ids)
+    assert text.num_bytes == TOKEN_BYTES * num_tokens - 1
+    ids: list[int] = json.loads(b"[" + text.head + bytes(text.window) + b"]")
+    return ids
+
+
+@settings(deadline=None, max_examples=25)
+@given(index=st.integers(0, 10**9), num_tokens=st.integers(1, 3000), hash_ids=HASH_IDS)
+def test_hash_ids_on_the_wire_are_those_of_the_list(
+    index: int, num_tokens: int, hash_ids: tuple[int, ...]
+) -> None:
+    ids = block_ids(index, num_tokens, hash_ids)
+    assert ids == prompt_ids("salt", index, num_tokens, hash_ids)
+    assert len(ids) == num_tokens
+    assert all(FIRST_ID <= token < FIRST_ID + NUM_IDS for token in ids)
+
+
+@settings(deadline=None, max_examples=40)
+@given(one=HASH_IDS, other=HASH_IDS, tokens=st.tuples(*[st.integers(1, 3000)] * 2))
+def test_prompts_share_the_blocks_whose_hash_ids_they_share(
+    one: tuple[int, ...], other: tuple[int, ...], tokens: tuple[int, int]
+) -> None:
+    """Block keys of the wire are equal exactly where those of the trace are."""
+    pairs = [(1, tokens[0], one), (2, tokens[1], other)]
+    for block_tokens in (512, 256):
+        live = [block_keys_of_text(encode(block_ids(*pair)), block_tokens) for pair in pairs]
+        planned = [
+            block_keys_of_hash_ids(hashes, count, block_tokens, index)
+            for index, count, hashes in pairs
+        ]
+        assert [a == b for a, b in zip(*live, strict=False)] == [
+            a == b for a, b in zip(*planned, strict=False)
+        ]
+        assert [len(keys) for keys in live] == [len(keys) for keys in planned]
+
+
+def test_blocks_of_different_salts_and_hash_ids_differ_at_once() -> None:
+    other = PromptPool("other salt", 512)
+    assert block_ids(0, 512, (7,)) == block_ids(9, 512, (7,))
+    assert len({tuple(block_ids(0, 4, (h,))) for h in [*range(2000), 2**63 - 1]}) == 2001
+    assert bytes(other.text(0, 512, (7,)).window)[:24] != bytes(POOL.text(0, 512, (7,)).window)[:24]
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1, MAX_PROMPT_TOKENS + 1])

@@ -38,6 +38,7 @@ def assert_conserved(finished: dict[str, Any], rows: list[dict[str, Any]], plann
         assert finished[outcome] == outcomes.count(outcome)
 
 
+@pytest.mark.quiet
 def test_known_times_are_read_back(tmp_path: Path) -> None:
     requests = tuple(
         Request(f"{i:06d}", i, 0.3 * i, 1 + 37 * i, 9, hash_ids=(1, 2)) for i in range(40)
@@ -56,7 +57,7 @@ def test_known_times_are_read_back(tmp_path: Path) -> None:
         assert row["planned_mono_ns"] == start_mono_ns + round(request.planned_s / 10 * 1e9)
         assert row["sent_mono_ns"] >= row["planned_mono_ns"]
         assert row["prompt_tokens"] == request.input_tokens == truth["prompt_tokens"]
-        ids = prompt_ids("homogeneous_pd-r0", request.index, request.input_tokens)
+        ids = prompt_ids("homogeneous_pd-r0", request.index, request.input_tokens, request.hash_ids)
         assert sum(ids) == truth["prompt_sum"]
         assert ids[:8] == truth["prompt"][:8]
         assert row["completion_tokens"] == truth["max_tokens"] == 9
@@ -79,6 +80,7 @@ def test_known_times_are_read_back(tmp_path: Path) -> None:
     assert finished["send_lag_p99_s"] == pytest.approx(lag_s[39])
 
 
+@pytest.mark.quiet
 def test_a_slow_server_delays_no_send(tmp_path: Path) -> None:
     """Open loop: all are sent in the first second though none is answered before it is over."""
     schedule = evenly(60, 1 / 60, output_tokens=1)
@@ -227,6 +229,7 @@ print(sorted(e.error for e in environments[0].stats.errors.values()), file=sys.s
 """
 
 
+@pytest.mark.quiet
 def test_locust_counts_what_the_spool_has(tmp_path: Path) -> None:
     requests = (*evenly(20, 0.01, output_tokens=2), Request("000020", 20, 0.3, 40, 100_000))
     with truth_server(tmp_path / "log", ttft_s=0.1, chunk_s=0.5) as port:

@@ -26,7 +26,14 @@ from harness.record.spool import (
     WorkerRow,
     read_rows,
 )
-from harness.record.tables import COLUMNS, compact, read_notes, read_table, schema
+from harness.record.tables import (
+    COLUMNS,
+    TABLES_VERSION,
+    compact,
+    read_notes,
+    read_table,
+    schema,
+)
 from harness.summary import floats
 
 SMALL = Options(num_requests=40)
@@ -100,7 +107,7 @@ def test_every_table_has_its_schema_and_version(built: Built) -> None:
     for name in COLUMNS:
         found = pq.read_schema(built.run.table_path(name))
         assert found.equals(schema(name))
-        assert found.metadata[b"prfaas_schema_version"] == b"1"
+        assert found.metadata[b"prfaas_schema_version"] == b"%d" % TABLES_VERSION
         assert found.metadata[b"prfaas_table"] == name.encode()
     simulated = read_table(built.run, "simulated")
     assert len(simulated) == 3 * 40

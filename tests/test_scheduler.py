@@ -7,50 +7,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_setup import STEP_S, config, instances, place
 
-from harness.core import PD, PRFAAS, EngineError, Instance, ScenarioError
+from harness.core import PD, PRFAAS, EngineError, ScenarioError
 from harness.scheduling import events as ev
-from harness.scheduling.scheduler import Admission, Scheduler, SchedulerConfig
-
-STEP_S = 0.025
-
-
-def instances(num_prfaas: int, num_prefill: int, num_decode: int) -> tuple[Instance, ...]:
-    return (
-        *(Instance(f"prfaas-p{i}", PRFAAS, "prefill", "fast") for i in range(num_prfaas)),
-        *(Instance(f"pd-p{i}", PD, "prefill", "slow") for i in range(num_prefill)),
-        *(Instance(f"pd-d{i}", PD, "decode", "slow") for i in range(num_decode)),
-    )
-
-
-def config(
-    num_prfaas: int = 0,
-    num_prefill: int = 1,
-    num_decode: int = 1,
-    *,
-    threshold_tokens: int | None = None,
-    max_batch: int = 1_000,
-    admission: Admission = "push_then_admit",
-    link_delay_s: float = 0.0,
-) -> SchedulerConfig:
-    """Prefill takes 1/64 s a token on "fast" and 1/32 s on "slow": exact in binary."""
-    return SchedulerConfig(
-        instances=instances(num_prfaas, num_prefill, num_decode),
-        prefill_s={"fast": lambda new, _: new / 64, "slow": lambda new, _: new / 32},
-        decode_step_s=STEP_S,
-        decode_max_batch=max_batch,
-        threshold_tokens=threshold_tokens,
-        admission=admission,
-        link_delay_s=link_delay_s,
-    )
-
-
-def place(
-    scheduler: Scheduler, rid: str, now_s: float, tokens: int, output: int = 1
-) -> ev.Dispatch:
-    (action,) = scheduler.handle(ev.Arrived(rid, tokens, output), now_s)
-    assert isinstance(action, ev.Dispatch)
-    return action
+from harness.scheduling.scheduler import Scheduler
+from harness.scheduling.scheduler_config import Admission
 
 
 def central_queue_starts(arrivals: Iterable[tuple[float, float]], servers: int) -> list[float]:
@@ -144,24 +106,13 @@ def test_cancelled_work_frees_its_place() -> None:
     assert place(scheduler, "e", 2.0, 32).expected_prefill_start_s == 13.0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "cached", "cluster"),
-    [(101, 0, PRFAAS), (100, 0, PD), (150, 50, PD), (151, 50, PRFAAS)],
-)
-def test_the_threshold_counts_what_the_local_cache_lacks(
-    tokens: int, cached: int, cluster: str
-) -> None:
-    scheduler = Scheduler(config(1, 1, threshold_tokens=100))
-    arrived = ev.Arrived("a", tokens, 1, cached_tokens_by_cluster={PD: cached})
-    (action,) = scheduler.handle(arrived, 0.0)
-    assert isinstance(action, ev.Dispatch)
-    assert action.route.prefill.cluster == cluster
-    assert action.route.crosses == (cluster == PRFAAS)
-    assert action.uncached_tokens == tokens - cached
-    # Only a prefix that the prefilling cluster itself holds shortens its work.
-    rate = 64 if cluster == PRFAAS else 32
-    assert action.prefill_service_s == (tokens - action.cached_tokens) / rate
-    assert action.cached_tokens == (0 if cluster == PRFAAS else cached)
+@pytest.mark.parametrize(("tokens", "cluster"), [(101, PRFAAS), (100, PD)])
+def test_the_threshold_divides_by_length(tokens: int, cluster: str) -> None:
+    dispatch = place(Scheduler(config(1, 1, threshold_tokens=100)), "a", 0.0, tokens)
+    assert dispatch.route.prefill.cluster == cluster
+    assert dispatch.route.crosses == (cluster == PRFAAS)
+    assert (dispatch.uncached_tokens, dispatch.cached_tokens) == (tokens, 0)
+    assert dispatch.prefill_service_s == tokens / (64 if cluster == PRFAAS else 32)
 
 
 def test_baselines_need_no_threshold() -> None:
@@ -272,10 +223,7 @@ def test_a_length_the_profile_refuses_leaves_no_trace() -> None:
     def refuse(_new: int, _cached: int) -> float:
         raise ScenarioError("not covered")
 
-    base = config()
-    scheduler = Scheduler(
-        SchedulerConfig(base.instances, {"slow": refuse}, STEP_S, 1, None, "push_then_admit")
-    )
+    scheduler = Scheduler(config(prefill_s={"slow": refuse}))
     with pytest.raises(ScenarioError, match="not covered"):
         scheduler.handle(ev.Arrived("a", 10, 1), 0.0)
     assert scheduler.counters.arrived == scheduler.in_flight == 0

@@ -7,6 +7,10 @@ import msgspec
 from harness.attention import KvDtype
 from harness.core import Role
 from harness.profile_file import ProfileSource
+from harness.settings import PrefixCache
+
+#: Wall time between two lines of ``/link_samples``.
+LINK_SAMPLES_PERIOD_S = 0.1
 
 
 class InstanceConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,7 +23,11 @@ class InstanceConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """One worker process. Durations ``*_s`` are scenario time, ``*_wall_s`` wall time."""
+    """One worker process. Durations ``*_s`` are scenario time, ``*_wall_s`` wall time.
+
+    ``fabric_bytes_per_s`` and ``prefix_cache`` are in the scenario's units. ``convertible``: the
+    instances may be given another role.
+    """
 
     cluster: str
     address: str
@@ -43,6 +51,9 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     congestion_control: str | None
     pacing_bytes_per_s: float | None
     bdp_bytes: int
+    fabric_bytes_per_s: float
+    prefix_cache: PrefixCache
+    convertible: bool
     decode_step_s: float
     decode_max_batch: int
     transfer_deadline_wall_s: float

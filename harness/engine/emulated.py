@@ -1,8 +1,9 @@
 """Emulated compute: the serving model of prefill and decode instances on planned time.
 
 Prefill serves one request at a time, first come first served, for
-``T_prefill(new, cached) / time_scale`` of wall time; layer k of L is final at
-``start + T (k + 1) / L``. Decode has BS_max slots; a slot is held for (output_tokens - 1) steps,
+``(fetch_s + T_prefill(new, cached)) / time_scale`` of wall time; layer k of L is final at
+``start + fetch_s + T (k + 1) / L``. What is cached, and room for the KV, is found when the
+request's turn comes. Decode has BS_max slots; a slot is held for (output_tokens - 1) steps,
 since prefill computed the first token. Starts are planned: ``start = max(ready, previous planned
 end)``, so what a late wake-up costs is recorded (``late_s``, wall) and does not add up.
 
@@ -14,8 +15,9 @@ token would answer something else.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -45,9 +47,15 @@ class KvBytes:
         self._random = np.random.default_rng(seed)
         self._buffer = memoryview(b"")
 
-    def layer_bytes(self, tokens: int) -> tuple[int, ...]:
-        """Wire bytes of each layer for a prompt of ``tokens`` with nothing cached."""
-        return wire_layer_bytes(self._architecture.layer_kv_bytes(tokens), self._byte_scale)
+    @property
+    def num_layers(self) -> int:
+        return len(self._architecture.layers)
+
+    def layer_bytes(self, tokens: int, resident_tokens: int = 0) -> tuple[int, ...]:
+        """Wire bytes of each layer that move of a prompt, whose first tokens' growing KV is there
+        already."""
+        moved = self._architecture.layer_kv_bytes(tokens, resident_tokens)
+        return wire_layer_bytes(moved, self._byte_scale)
 
     def layer(self, size_bytes: int) -> memoryview:
         """The payload of one layer."""
@@ -56,9 +64,28 @@ class KvBytes:
         return self._buffer[:size_bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a prefill takes, in scenario seconds: ``service_s``, of which nothing is computed in the
+    first ``fetch_s``. It does not start before ``ready_mono_ns``."""
+
+    service_s: float
+    fetch_s: float = 0.0
+    cached_tokens: int = 0
+    fetched_tokens: int = 0
+    ready_mono_ns: int = 0
+
+
+#: Called at a job's turn with (new_tokens, cached_tokens) -> seconds.
+Begin = Callable[[Callable[[int, int], float]], Coroutine[None, None, Work]]
+
+
 @dataclass(eq=False, slots=True)
 class PrefillJob:
-    """One request at a prefill instance; ``emit`` takes each layer's index when it is final."""
+    """One request at a prefill instance; ``emit`` takes each layer's index when it is final.
+
+    ``begin`` says what there is to do; None: all of the prompt is computed.
+    """
 
     tokens: int
     received_mono_ns: int
@@ -66,6 +93,7 @@ class PrefillJob:
     num_layers: int
     emit: Callable[[int], None]
     on_start: Callable[[], None]
+    begin: Begin | None = None
     done: asyncio.Future[PrefillSpan] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -118,14 +146,19 @@ class EmulatedPrefill:
                 job.done.set_result(span)
 
     async def _run(self, job: PrefillJob) -> PrefillSpan | None:
-        service_s = self._profile.prefill_s(job.tokens) / self._time_scale
+        work = await self._begin(job)
+        if work is None:
+            return None
+        service_s = work.service_s / self._time_scale
         service_ns = round(service_s * 1e9)
-        start_ns = max(job.ready_mono_ns, self._free_at_ns)
+        fetch_ns = round(work.fetch_s / self._time_scale * 1e9)
+        start_ns = max(job.ready_mono_ns, self._free_at_ns, work.ready_mono_ns)
         job.on_start()
         count = job.num_layers
         for layer in range(count):
             share = (layer + 1) / count if self._layerwise else 1.0
-            woke_ns = await self._alarm.until(start_ns + round(service_ns * share))
+            due_ns = start_ns + fetch_ns + round((service_ns - fetch_ns) * share)
+            woke_ns = await self._alarm.until(due_ns)
             if job.done.cancelled():
                 # An engine drops an aborted request between two layers.
                 self._free_at_ns = woke_ns
@@ -143,7 +176,24 @@ class EmulatedPrefill:
             late_s=(end_ns - self._free_at_ns) / 1e9,
             kv_acked_mono_ns=None,
             kv_wire_bytes_sent=0,
+            cached_tokens=work.cached_tokens,
+            fetched_tokens=work.fetched_tokens,
         )
+
+    async def _begin(self, job: PrefillJob) -> Work | None:
+        """What the job takes; None when its request ended while it waited for room."""
+        if job.begin is None:
+            return Work(self._profile.prefill_s(job.tokens))
+        beginning = asyncio.create_task(job.begin(self._profile.prefill_s))
+        try:
+            either: set[asyncio.Future[Any]] = {beginning, job.done}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        if job.done.done() or beginning.cancelled():
+            return None
+        return beginning.result()
 
 
 class Slots:
@@ -197,6 +247,10 @@ class EmulatedDecode:
         self._interval_tokens = interval_tokens
         self.slots = Slots(max_batch)
         self.busy_s = 0.0
+
+    async def until(self, mono_ns: int) -> None:
+        """Return at a planned instant."""
+        await self._alarm.until(mono_ns)
 
     async def decode(
         self,

@@ -5,6 +5,7 @@ import time
 
 from aiohttp import web
 
+from harness.gateway.metrics import GatewayMetrics
 from harness.surface.generate import SSE_DONE, SSE_HEADERS, GenerateChunk
 from harness.surface.openai import Call, render_chunk, render_usage, render_whole
 
@@ -16,10 +17,14 @@ class Answer:
     ``first_written_mono_ns`` when it was handed to the client's socket: the budget's "return".
     """
 
-    def __init__(self, request: web.Request, call: Call, rid: str) -> None:
+    def __init__(
+        self, request: web.Request, call: Call, rid: str, received_ns: int, metrics: GatewayMetrics
+    ) -> None:
         self._request = request
         self._call = call
         self._rid = rid
+        self._metrics = metrics
+        self._last_ns = received_ns
         self._response: web.StreamResponse | None = None
         self._collected: list[GenerateChunk] = []
         self._completed_tokens = 0
@@ -34,6 +39,7 @@ class Answer:
         finished = meta.finish_reason is not None
         if meta.completion_tokens <= self._completed_tokens and not finished:
             return
+        self._measure(arrived_ns, meta.completion_tokens - self._completed_tokens)
         self._completed_tokens = max(self._completed_tokens, meta.completion_tokens)
         meta.id = self._rid
         self._last = chunk
@@ -48,6 +54,21 @@ class Answer:
         if self.first_chunk_mono_ns is None:
             await asyncio.sleep(0)  # the event loop writes at the end of a turn
             self._note_first(arrived_ns)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token has gone, or may have gone, to the client."""
+        return self._completed_tokens > 0
+
+    def _measure(self, arrived_ns: int, new_tokens: int) -> None:
+        """The first token's time since the request came, a later one's since those before it."""
+        if new_tokens > 0:
+            since_s = (arrived_ns - self._last_ns) / 1e9
+            if self._completed_tokens:
+                self._metrics.itl_s.observe(since_s / new_tokens)
+            else:
+                self._metrics.ttft_s.observe(since_s)
+            self._last_ns = arrived_ns
 
     def _note_first(self, arrived_ns: int) -> None:
         if self.first_chunk_mono_ns is None:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import time
 
-from harness.core import Route
+from harness.core import EngineError, Route
 from harness.gateway.answer import Answer
+from harness.scheduling.events import Dispatch
 from harness.surface.generate import DecodeSpan, PrefillSpan
 
 #: Far below the shortest prefill, far above what one request takes to be handed over.
@@ -40,24 +41,24 @@ class Urgent:
                 await asyncio.wait_for(self._calm.wait(), GIVE_WAY_S)
 
 
-class Flight:
-    """One request in flight: its spans, and a way to abort it from outside its handler."""
+class Attempt:
+    """One placement of a request: its two halves, and a way to abort it from outside."""
 
-    def __init__(self, rid: str, received_ns: int, urgent: "Urgent") -> None:
+    def __init__(self, dispatch: Dispatch, urgent: Urgent) -> None:
         self._urgent = urgent
         urgent.begin()
-        self.rid = rid
-        self.received_ns = received_ns
+        self.dispatch = dispatch
         self.dispatched_ns: int | None = None
+        self.prefill_began_ns: int | None = None
         self.is_handed_over = asyncio.Event()
-        self.route: Route | None = None
-        self.threshold_tokens: int | None = None
         self.prefill: PrefillSpan | None = None
         self.decode: DecodeSpan | None = None
-        self.outcome = "failed"
-        self.failure_phase: str | None = None
-        self.failure_message: str | None = None
+        self.decode_began_ns: int | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def route(self) -> Route:
+        return self.dispatch.route
 
     def handed_over(self) -> None:
         """The prefill instance has the request; or it never will."""
@@ -65,22 +66,80 @@ class Flight:
             self.is_handed_over.set()
             self._urgent.end()
 
+    def lose(self, error: EngineError) -> None:
+        """End it with ``error``, if it has not ended yet."""
+        if not self.lost.done():
+            self.lost.set_exception(error)
+
+    def close(self) -> None:
+        self.handed_over()
+        if not self.lost.done():
+            self.lost.cancel()
+        elif not self.lost.cancelled():
+            self.lost.exception()  # it may have ended by itself first
+
+    @property
+    def phase(self) -> str:
+        """How far it has come: the phase that a failure now belongs to."""
+        if self.decode_began_ns is not None:
+            return "decode"  # its first token may be here before prefill has heard of the KV
+        if self.dispatched_ns is None:
+            return "gateway"
+        if self.prefill_began_ns is None:
+            return "prefill_queue"
+        if self.prefill is None:
+            return "prefill"
+        return "transfer" if self.prefill.kv_acked_mono_ns is None else "decode_admission"
+
+
+class Flight:
+    """One request and its attempts, of which the last one counts."""
+
+    def __init__(self, rid: str, received_ns: int) -> None:
+        self.rid = rid
+        self.received_ns = received_ns
+        self.attempts: list[Attempt] = []
+        self.outcome = "failed"
+        self.failure_phase: str | None = None
+        self.failure_message: str | None = None
+
+    @property
+    def retries(self) -> int:
+        return max(0, len(self.attempts) - 1)
+
+    def fail(self, phase: str, message: str) -> None:
+        self.failure_phase, self.failure_message = phase, message
+
+    def state(self) -> dict[str, object]:
+        """Where it is, for ``/state``."""
+        if not self.attempts:
+            return {"phase": "gateway"}
+        last = self.attempts[-1]
+        return {
+            "phase": last.phase,
+            "prefill": last.route.prefill.name,
+            "decode": last.route.decode.name,
+            "retries": self.retries,
+        }
+
     def row(self, answer: Answer) -> dict[str, object]:
         """The request's line in the gateway's spool."""
+        last = self.attempts[-1] if self.attempts else None
         return {
             "rid": self.rid,
             "received_mono_ns": self.received_ns,
-            "dispatched_mono_ns": self.dispatched_ns,
+            "dispatched_mono_ns": last and last.dispatched_ns,
             "first_chunk_mono_ns": answer.first_chunk_mono_ns,
             "first_written_mono_ns": answer.first_written_mono_ns,
             "end_mono_ns": time.monotonic_ns(),
-            "prefill_instance": self.route and self.route.prefill.name,
-            "decode_instance": self.route and self.route.decode.name,
-            "crosses": self.route and self.route.crosses,
+            "prefill_instance": last and last.route.prefill.name,
+            "decode_instance": last and last.route.decode.name,
+            "crosses": last and last.route.crosses,
             "outcome": self.outcome,
             "failure_phase": self.failure_phase,
             "failure_message": self.failure_message,
-            "threshold_tokens": self.threshold_tokens,
-            "prefill": self.prefill,
-            "decode": self.decode,
+            "threshold_tokens": last and last.dispatch.threshold_tokens,
+            "retries": self.retries,
+            "prefill": last and last.prefill,
+            "decode": last and last.decode,
         }

@@ -1,52 +1,49 @@
-"""The gateway's view of the inter-cluster link: what the sending workers say of their connections.
+"""What the sending workers say of their connections, made into the scheduler's ``LinkSamples``.
 
 Each prefill instance outside the PD cluster streams the TCP_INFO of its connections, one JSON line
 a period, over the same way as everything else it says: what is known of the link is half a round
-trip and up to one period old. The lines become one estimate (``scheduling.congestion``), which is
-shown in ``/state`` and ``/metrics`` and written to the run's link spool.
+trip and up to one period old. The scheduler's estimate after each line is written to the run's link
+spool.
 """
 
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import aclosing
 
-import aiohttp
 import msgspec
 
 from harness.child import Spool
-from harness.core import PD
+from harness.core import PD, EngineError
 from harness.gateway.config import WorkerAddress
-from harness.scheduling.congestion import CongestionConfig, LinkEstimate, LinkSample, LinkState
+from harness.gateway.driver import Driver
+from harness.gateway.upstream import Upstream
+from harness.scheduling.congestion import LinkSample
+from harness.scheduling.events import LinkSamples
 from harness.transport.tcp_info import TcpSample
 
 _RETRY_S = 1.0
+_decoder = msgspec.json.Decoder(list[TcpSample])
 
 
 class LinkWatch:
-    """``follow`` it as long as the gateway lives; ``state`` is the estimate now."""
+    """``follow`` it as long as the gateway lives."""
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        upstream: Upstream,
         workers: Sequence[WorkerAddress],
-        key: str,
-        capacity_bytes_per_s: float,
+        driver: Driver,
+        spool: Spool,
         time_scale: float,
         byte_scale: float,
-        now_s: Callable[[], float],
-        spool: Spool,
     ) -> None:
-        self._session = session
+        self._upstream = upstream
         self._senders = [one for one in workers if one.role == "prefill" and one.cluster != PD]
-        self._headers = {"Authorization": f"Bearer {key}"}
-        self._estimate = LinkEstimate(CongestionConfig(capacity_bytes_per_s))
+        self._driver = driver
+        self._spool = spool
         self._time_scale, self._byte_scale = time_scale, byte_scale
-        self._now_s, self._spool = now_s, spool
-
-    def state(self) -> LinkState:
-        """The estimate now, in scenario units."""
-        return self._estimate.state(self._now_s())
 
     async def follow(self) -> None:
         """Until cancelled; a worker that does not answer is asked again."""
@@ -55,29 +52,25 @@ class LinkWatch:
                 following.create_task(self._follow(sender))
 
     async def _follow(self, sender: WorkerAddress) -> None:
-        url = f"http://{sender.host}:{sender.port}/link_samples"
         while True:
             try:
-                async with self._session.get(url, headers=self._headers) as answer:
-                    answer.raise_for_status()
-                    while (line := await answer.content.readuntil(b"\n")).endswith(b"\n"):
+                async with aclosing(self._upstream.follow(sender.name, "/link_samples")) as lines:
+                    async for line in lines:
                         self._take(sender, line)
-            except aiohttp.ClientError as error:
+            except (EngineError, msgspec.MsgspecError) as error:
                 # Its requests say it too; without this the estimate would fade with no reason.
                 print(f"{sender.name} tells nothing of the link: {error}", file=sys.stderr)
             await asyncio.sleep(_RETRY_S)
 
     def _take(self, sender: WorkerAddress, line: bytes) -> None:
-        samples = msgspec.json.decode(line, type=list[TcpSample])
-        now_ns, now_s = time.monotonic_ns(), self._now_s()
-        state = self._estimate.handle(
-            [
-                self._sample(sender.name, one, now_s - self._age_s(one, now_ns))
-                for one in samples
-                if one.bytes_acked is not None and one.rtt_s is not None
-            ],
-            now_s,
+        now_ns, now_s = time.monotonic_ns(), self._driver.now_s()
+        samples = tuple(
+            self._sample(sender.name, one, now_s - self._age_s(one, now_ns))
+            for one in _decoder.decode(line)
+            if one.bytes_acked is not None and one.rtt_s is not None
         )
+        self._driver.tell(LinkSamples(sender.cluster, samples))
+        state = self._driver.scheduler.links()[sender.cluster]
         self._spool.write(
             {
                 "kind": "estimate",

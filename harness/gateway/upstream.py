@@ -2,56 +2,115 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
-import aiohttp
 import msgspec
 
 from harness.core import EngineError, Route
 from harness.gateway.config import WorkerAddress
+from harness.gateway.connection import BrokenOffError, Connection, Connections
 from harness.surface.generate import GenerateBody, GenerateChunk, decode_chunk, encode
 from harness.surface.sse import SseError, SseParser
 
-#: Of the body, sent together with the head.
-HEAD_BYTES = 64
+#: Of an error's body, for a message.
+_EXCERPT_BYTES = 300
 
 
-async def _head_first(body: bytes, handed_over: Callable[[], None]) -> AsyncIterator[bytes]:
-    """The body in two writes, so that the head leaves in a packet of its own.
-
-    A worker's clock starts when it has the head. In one write with a prompt the head would arrive
-    with the last byte of a segmentation-offload packet: half a millisecond later at 1 Gbit/s. The
-    event loop writes at the end of a turn, so ``handed_over`` is called in the next one. No process
-    would account for either.
-    """
-    yield body[:HEAD_BYTES]
-    await asyncio.sleep(0)
-    handed_over()
-    yield body[HEAD_BYTES:]
+#: An instance without requests of the gateway is idle within this time; wall time, as the poll.
+IDLE_WITHIN_S, IDLE_POLL_S = 10.0, 0.02
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class InstanceUnreachableError(EngineError):
-    """Nothing answers at an instance's address."""
+class InstanceLostError(EngineError):
+    """An instance went away with a request: what it was doing is not being done any more."""
 
     def __init__(self, instance: str, reason: str) -> None:
-        super().__init__(f"{instance} is not reachable: {reason}")
+        super().__init__(reason)
         self.instance = instance
+
+
+class InstanceUnreachableError(InstanceLostError):
+    """Nothing answers at an instance's address; ``in_time`` is false where that took so long that
+    the way there may be to blame."""
+
+    def __init__(self, instance: str, reason: str, *, in_time: bool = True) -> None:
+        super().__init__(instance, f"{instance} is not reachable: {reason}")
+        self.in_time = in_time
+
+
+class TransferFailedError(InstanceLostError):
+    """The KV did not get from one instance to the other: no token has been generated from it."""
+
+
+class AnsweredError(EngineError):
+    """An instance answered with another status than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Failure(msgspec.Struct):
+    """The part of an error's answer that says what failed, and in which phase."""
+
+    message: str = ""
+    code: str | None = None
+
+
+class _Failed(msgspec.Struct):
+    error: _Failure | str
+
+
+def _failure(instance: str, said: _Failure | str, status: int | None = None) -> EngineError:
+    """What an instance says went wrong, in its stream or by a status."""
+    how = "failed" if status is None else f"answered {status}"
+    if isinstance(said, _Failure) and said.code == "transfer":
+        return TransferFailedError(instance, f"{instance} {how}: {said.message}")
+    message = f"{instance} {how}: {said if isinstance(said, str) else said.message}"
+    return EngineError(message) if status is None else AnsweredError(status, message)
+
+
+def _said(body: bytes) -> _Failure | str:
+    """What an error's body says, be it of the protocol or not."""
+    try:
+        return msgspec.json.decode(body, type=_Failed).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return body[:_EXCERPT_BYTES].decode(errors="replace")
 
 
 class Upstream:
     """The workers behind the gateway."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, workers: Sequence[WorkerAddress], key: str
+        self, workers: Sequence[WorkerAddress], key: str, connect_timeout_wall_s: float
     ) -> None:
-        self._session = session
         self._workers = {worker.name: worker for worker in workers}
-        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._connections = {
+            worker.name: Connections(worker.host, worker.port) for worker in workers
+        }
+        self._headers = {
+            worker.name: (
+                ("Host", f"{worker.host}:{worker.port}"),
+                ("Authorization", f"Bearer {key}"),
+                ("Content-Type", "application/json"),
+            )
+            for worker in workers
+        }
+        self._connect_timeout_wall_s = connect_timeout_wall_s
+
+    def address(self, instance: str) -> str:
+        """``host:port`` of an instance as the gateway reaches it."""
+        connections = self._connections[instance]
+        return f"{connections.host}:{connections.port}"
+
+    def close(self) -> None:
+        for connections in self._connections.values():
+            connections.close()
 
     def body(self, body: GenerateBody, route: Route) -> bytes:
         """The body that both halves of ``route`` get: the client's with the pair's bootstrap."""
@@ -72,77 +131,112 @@ class Upstream:
         """Events of ``/generate`` at an instance; EngineError when it fails or breaks off.
 
         ``handed_over`` is called when the request's head has gone to the socket, connecting
-        included: until then its time is the gateway's.
+        included: until then its time is the gateway's. A stream that is closed early closes its
+        connection, by which the worker cancels the request.
         """
-        worker = self._workers[instance]
-        url = f"http://{worker.host}:{worker.port}/generate"
         try:
-            headers = self._headers | {"Content-Length": str(len(body))}
-            async with self._session.post(
-                url, data=_head_first(body, handed_over), headers=headers
-            ) as answer:
-                if answer.status != 200:
-                    excerpt = (await answer.text())[:300]
-                    raise EngineError(f"{instance} answered {answer.status}: {excerpt}")
-                async for chunk in self._events(answer.content):
+            async with aclosing(
+                self._exchange(instance, "POST", "/generate", body, handed_over)
+            ) as pieces:
+                async for chunk in self._events(instance, pieces):
                     if chunk.error is not None:
-                        said = chunk.error
-                        message = said.get("message", said) if isinstance(said, dict) else said
-                        raise EngineError(f"{instance} failed: {message}")
+                        said = msgspec.convert(chunk.error, _Failure | str)
+                        raise _failure(instance, said)
                     yield chunk
-        except aiohttp.ClientConnectorError as error:
-            raise InstanceUnreachableError(instance, str(error)) from error
-        except (aiohttp.ClientError, SseError) as error:
+        except (SseError, msgspec.ValidationError) as error:
             raise EngineError(f"the stream of {instance} broke off: {error}") from error
 
-    async def _events(self, content: aiohttp.StreamReader) -> AsyncIterator[GenerateChunk]:
+    async def ask(self, instance: str, method: str, path: str, body: bytes = b"") -> bytes:
+        """The whole answer to a request of another kind; EngineError where it is not 200."""
+        async with aclosing(self._exchange(instance, method, path, body, _nothing)) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    async def ask_when_idle(
+        self, instance: str, path: str, busy_status: int, body: bytes = b""
+    ) -> bytes:
+        """``ask`` for what an instance does only while it has no requests, and refuses with
+        ``busy_status`` else: those that the gateway has heard the end of may still be open there
+        for a moment, and are waited for."""
+        deadline_s = time.monotonic() + IDLE_WITHIN_S
+        while True:
+            try:
+                return await self.ask(instance, "POST", path, body)
+            except AnsweredError as error:
+                if error.status != busy_status or time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(IDLE_POLL_S)
+
+    async def follow(self, instance: str, path: str) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer that goes on until the instance ends."""
+        rest = b""
+        async with aclosing(self._exchange(instance, "GET", path, b"", _nothing)) as pieces:
+            async for piece in pieces:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield line
+
+    async def _exchange(
+        self,
+        instance: str,
+        method: str,
+        path: str,
+        body: bytes,
+        handed_over: Callable[[], None],
+    ) -> AsyncGenerator[bytes, None]:
+        """The pieces of the body of a 200; EngineError for anything else."""
+        connection = await self._connect(instance)
+        try:
+            try:
+                await connection.send(method, path, self._headers[instance], body, handed_over)
+                status = await connection.status()
+            except BrokenOffError as error:
+                if connection.requests == 1 or not error.unheard:
+                    raise
+                # It was closed while it was idle: the request reached nobody who would do it.
+                connection.close()
+                connection = await self._connect(instance, fresh=True)
+                await connection.send(method, path, self._headers[instance], body, _nothing)
+                status = await connection.status()
+            if status != 200:
+                said = b"".join([piece async for piece in connection.pieces()])
+                raise _failure(instance, _said(said), status)
+            async with aclosing(connection.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except BrokenOffError as error:
+            if error.unheard:
+                # A forwarder before a dead instance takes connections and closes them.
+                raise InstanceUnreachableError(instance, f"{error} without a word") from error
+            raise InstanceLostError(
+                instance, f"the stream of {instance} broke off: {error}"
+            ) from error
+        finally:
+            self._connections[instance].give_back(connection)
+
+    async def _connect(self, instance: str, *, fresh: bool = False) -> Connection:
+        timeout_s = self._connect_timeout_wall_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._connections[instance].take(fresh=fresh)
+        except TimeoutError as error:
+            raise InstanceUnreachableError(
+                instance, f"no connection within {timeout_s:g} s of wall time", in_time=False
+            ) from error
+        except OSError as error:
+            raise InstanceUnreachableError(instance, error.strerror or str(error)) from error
+
+    async def _events(
+        self, instance: str, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[GenerateChunk]:
         parser = SseParser()
         done = False
         # Read to the end of the message: a connection left in the middle of one is not used again.
-        async for piece in content.iter_any():
+        async for piece in pieces:
             for event in parser.feed(piece):
                 if done:
-                    raise EngineError("the stream went on after [DONE]")
+                    raise EngineError(f"the stream of {instance} went on after [DONE]")
                 done = event.data == "[DONE]"
                 if not done:
                     yield decode_chunk(event.data)
         if not done:
-            raise EngineError("the stream ended before [DONE]")
-
-    async def canary(self, routes: Sequence[Route], prompt_tokens: int) -> None:
-        """A short request through every prefill x decode pair; EngineError names a pair that fails.
-
-        It also opens the KV connections, so that no measured request pays for them.
-        """
-        by_prefill: dict[str, list[Route]] = {}
-        for route in routes:
-            by_prefill.setdefault(route.prefill.name, []).append(route)
-        async with asyncio.TaskGroup() as group:
-            for one in by_prefill.values():
-                group.create_task(self._canary(one, prompt_tokens))
-
-    async def _canary(self, routes: Sequence[Route], prompt_tokens: int) -> None:
-        ids = msgspec.Raw(encode(list(range(1, prompt_tokens + 1))))
-        for route in routes:
-            body = GenerateBody(input_ids=ids, rid=f"canary-{route.prefill.name}")
-            body.sampling_params.max_new_tokens = 2
-            raw = self.body(body, route)
-            pair = f"{route.prefill.name} -> {route.decode.name}"
-            prefill, decode = await asyncio.gather(
-                self._last(route.prefill.name, raw), self._last(route.decode.name, raw)
-            )
-            sent = prefill.meta_info.prfaas and prefill.meta_info.prfaas.prefill
-            got = decode.meta_info.prfaas and decode.meta_info.prfaas.decode
-            if not sent or not got or sent.kv_wire_bytes_sent != got.kv_wire_bytes_received:
-                raise EngineError(f"canary {pair}: the KV that was sent is not the KV that arrived")
-            if decode.meta_info.completion_tokens != 2:
-                raise EngineError(f"canary {pair}: 2 tokens were asked for and not answered")
-
-    async def _last(self, instance: str, body: bytes) -> GenerateChunk:
-        last: GenerateChunk | None = None
-        async with aclosing(self.stream(instance, body)) as chunks:
-            async for chunk in chunks:
-                last = chunk
-        if last is None:
-            raise EngineError(f"{instance} answered without a single event")
-        return last
+            raise InstanceLostError(instance, f"the stream of {instance} ended before [DONE]")

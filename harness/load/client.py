@@ -4,8 +4,9 @@ Each request opens a connection, sends, reads to the end and closes; there is no
 request can wait for another. The connection is opened ``CONNECT_AHEAD_S`` before the planned send,
 as a client that keeps its connections alive would find it; where connecting takes longer the send
 is late, which the send lag shows. The body is never assembled: headers and the fixed JSON are
-small, the prompt is a window of the shared pool handed to ``sendmsg`` as it lies. The arrival time
-of a chunk is taken when ``recv`` returns, before anything is parsed.
+small, the prompt is a window of the shared pool handed to ``sendmsg`` as it lies; one that is made
+of a trace's blocks is put together for its request and let go as it is sent. The arrival time of a
+chunk is taken when ``recv`` returns, before anything is parsed.
 """
 
 import contextlib
@@ -43,10 +44,11 @@ class Aborted(gevent.GreenletExit):  # type: ignore[misc]  # gevent publishes no
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to leave: h11 has seen it whole, ``parts`` are its bytes on the wire."""
+    """A request ready to leave: h11 has seen it whole, ``parts`` are its bytes on the wire, from
+    which what has been sent is taken away."""
 
     connection: h11.Connection
-    parts: tuple[memoryview, ...]
+    parts: list[memoryview]
 
 
 class Client:
@@ -71,7 +73,7 @@ class Client:
 
     def prepare(self, request: Request) -> Prepared:
         """Format everything that can be before the request's time."""
-        prompt = self._pool.text(request.index, request.input_tokens)
+        prompt = self._pool.text(request.index, request.input_tokens, request.hash_ids)
         head = self._head + prompt.head
         tail = (
             b'],"max_tokens":%d,"stream":true,"stream_options":{"include_usage":true,'
@@ -88,7 +90,7 @@ class Client:
             connection.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]  # any buffer does
         connection.send(h11.EndOfMessage())
         parts = (memoryview(top + head), prompt.window, memoryview(tail))
-        return Prepared(connection, tuple(part for part in parts if part))
+        return Prepared(connection, [part for part in parts if part])
 
     def exchange(
         self, request: Request, prepared: Prepared, row: Row, until_planned: Callable[[], None]
@@ -183,7 +185,7 @@ class _Exchange:
 
     def _send(self) -> None:
         assert self._socket is not None
-        views = list(self._parts)
+        views = self._parts
         try:
             while views:
                 sent_bytes = self._socket.sendmsg(views)

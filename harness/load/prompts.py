@@ -1,4 +1,4 @@
-"""Prompts as token ids of exact length, unique from the first token, without a body in memory.
+"""Prompts as token ids of exact length: unique from the first token, or shared as a trace has it.
 
 Ids lie in 10000..99999, so that each is five digits wide and a prompt of n tokens is 6 n - 1 bytes
 of JSON whatever it says. All prompts of a run are windows of one pseudo-random text that derives
@@ -11,13 +11,22 @@ requests share even one token of prefix; the other three derive from SHA-256 of 
 prompts of different salts share none but by a chance of 1 in 90,000 for each token. The pool is
 SHAKE-256 of the salt read as little-endian 32-bit words: the same on every machine, and a longer
 pool begins with the shorter one, so that a prompt depends on (salt, index, n) and nothing else.
+
+A request of a trace with hash ids has the blocks that they name, 512 tokens each, and only what
+they do not cover is its own. Equal hash ids give equal blocks, others differ in the first four ids:
+these are the hash id's digits to the base of 90,000, each shifted by the salt, so that every 64-bit
+hash id has its own and salts differ. The rest of a block is a window of the pool:
+
+    block(salt, h) = digits(h + shift(salt)) + pool(salt)[offset(salt, h) : ... + 508]
 """
 
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from harness.block_keys import HASH_ID_TOKENS
 
 FIRST_ID = 10_000
 NUM_IDS = 90_000
@@ -36,7 +45,8 @@ _BLOCK_TOKENS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A prompt as the inside of a JSON array: the unique ids and a window of the shared text."""
+    """A prompt as the inside of a JSON array: the unique ids and a window of the shared text; of
+    a prompt with hash ids all is in a window of its own."""
 
     head: bytes
     window: memoryview
@@ -64,11 +74,15 @@ class PromptPool:
     def num_bytes(self) -> int:
         return len(self._text)
 
-    def text(self, index: int, num_tokens: int) -> PromptText:
+    def text(self, index: int, num_tokens: int, hash_ids: Sequence[int] = ()) -> PromptText:
         """The prompt of request ``index`` for the wire; ``head + window`` is 6 n - 1 bytes."""
         _check_length(num_tokens)
         assert num_tokens <= self._max_tokens, "the pool is built for the longest prompt"
-        unique, offset = _unique_ids(self._salt, index)
+        if hash_ids:
+            return PromptText(b"", self._blocks(index, num_tokens, hash_ids))
+        return self._windowed(*_unique_ids(self._salt, index), num_tokens)
+
+    def _windowed(self, unique: list[int], offset: int, num_tokens: int) -> PromptText:
         head = ",".join(map(str, unique[:num_tokens])).encode()
         shared_tokens = num_tokens - UNIQUE_TOKENS
         if shared_tokens <= 0:
@@ -77,16 +91,67 @@ class PromptPool:
         window = self._text[first : first + shared_tokens * TOKEN_BYTES - 1]
         return PromptText(head + b",", window)
 
+    def _blocks(self, index: int, num_tokens: int, hash_ids: Sequence[int]) -> memoryview:
+        shifts = _shifts(self._salt)
+        pieces: list[bytes | memoryview] = []
+        for hash_id, tokens in _parts(num_tokens, hash_ids):
+            named = (
+                _unique_ids(self._salt, index)
+                if hash_id is None
+                else _block_ids(self._salt, shifts, hash_id)
+            )
+            text = self._windowed(*named, tokens)
+            pieces += [b",", text.head, text.window]
+        return memoryview(b"".join(pieces[1:]))
 
-def prompt_ids(salt: str, index: int, num_tokens: int) -> list[int]:
-    """The ids of the prompt that ``PromptPool(salt, ...).text(index, num_tokens)`` writes."""
+
+def prompt_ids(salt: str, index: int, num_tokens: int, hash_ids: Sequence[int] = ()) -> list[int]:
+    """The ids of the prompt that ``PromptPool(salt, ...).text(...)`` writes."""
     _check_length(num_tokens)
-    unique, offset = _unique_ids(salt, index)
-    shared_tokens = num_tokens - UNIQUE_TOKENS
-    if shared_tokens <= 0:
-        return unique[:num_tokens]
-    pool = [token for block in _pool_blocks(salt, offset + shared_tokens) for token in block]
-    return unique + pool[offset : offset + shared_tokens]
+    shifts, own = _shifts(salt), _unique_ids(salt, index)
+    pieces = [
+        (*(own if hash_id is None else _block_ids(salt, shifts, hash_id)), tokens)
+        for hash_id, tokens in _parts(num_tokens, hash_ids)
+    ]
+    reaching = [offset + tokens for _, offset, tokens in pieces if tokens > UNIQUE_TOKENS]
+    pool_tokens = max(reaching, default=0)
+    pool = [token for block in _pool_blocks(salt, pool_tokens) for token in block]
+    ids: list[int] = []
+    for unique, offset, tokens in pieces:
+        ids += unique[:tokens] + pool[offset : offset + max(0, tokens - UNIQUE_TOKENS)]
+    return ids
+
+
+def _parts(num_tokens: int, hash_ids: Sequence[int]) -> Iterator[tuple[int | None, int]]:
+    """The prompt's hash ids with the tokens of each, and last, under None, the tokens left."""
+    left = num_tokens
+    for hash_id in hash_ids:
+        if left <= 0:
+            return
+        yield hash_id, min(left, HASH_ID_TOKENS)
+        left -= HASH_ID_TOKENS
+    if left > 0:
+        yield None, left
+
+
+def _shifts(salt: str) -> list[int]:
+    """What the salt adds to each of a block's first ids."""
+    digest = hashlib.sha256(f"{salt}\0blocks".encode()).digest()
+    return [
+        int.from_bytes(digest[8 * at : 8 * at + 8], "little") % NUM_IDS
+        for at in range(UNIQUE_TOKENS)
+    ]
+
+
+def _block_ids(salt: str, shifts: list[int], hash_id: int) -> tuple[list[int], int]:
+    """The block's own first ids and the offset of its window."""
+    digest = hashlib.sha256(f"{salt}\0block {hash_id}".encode()).digest()
+    left = hash_id & 0xFFFF_FFFF_FFFF_FFFF
+    ids = []
+    for shift in shifts:
+        left, digit = divmod(left, NUM_IDS)
+        ids.append(FIRST_ID + (digit + shift) % NUM_IDS)
+    return ids, int.from_bytes(digest[:8], "little") % NUM_OFFSETS
 
 
 def _unique_ids(salt: str, index: int) -> tuple[list[int], int]:

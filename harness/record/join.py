@@ -181,7 +181,11 @@ def _gateway_columns(view: CellView, gateway: GatewayRow) -> dict[str, Any]:
         "prefill_instance": gateway.prefill_instance,
         "decode_instance": gateway.decode_instance,
         "crosses": gateway.crosses,
+        "retries": gateway.retries,
         "actual_cached_tokens": decode.cached_tokens,
+        "prefill_cached_tokens": prefill.cached_tokens,
+        "fetched_tokens": prefill.fetched_tokens,
+        "resident_tokens": decode.resident_tokens,
         "prefill_start_s": view.since_start_s(prefill.start_mono_ns),
         "prefill_end_s": view.since_start_s(prefill.end_mono_ns),
         "granted_s": view.since_start_s(decode.granted_mono_ns),
@@ -236,9 +240,9 @@ def _expected_columns(view: CellView, request: Request, gateway: GatewayRow) -> 
         columns["prefill_cluster"] = instance.cluster
         columns["prefill_hardware"] = instance.hardware
     if expected is not None:
-        columns["kv_bytes_expected"] = expected.kv_bytes_expected
-        columns["kv_wire_bytes_expected"] = expected.kv_wire_bytes_expected
-        if instance is not None:
+        columns |= _expected_bytes(view, expected, gateway)
+        # The times are of whole prompts: with a prefix cached there is none to compare with.
+        if instance is not None and not (gateway.prefill and gateway.prefill.cached_tokens):
             columns["profile_prefill_s"] = expected.prefill_s.get(instance.hardware)
     if simulated is not None:
         columns["modelled_ttft_s"] = simulated.ttft_s
@@ -248,6 +252,17 @@ def _expected_columns(view: CellView, request: Request, gateway: GatewayRow) -> 
         columns["modelled_transfer_s"] = simulated.transfer_s
         columns["modelled_decode_admission_s"] = simulated.decode_admission_s
     return columns
+
+
+def _expected_bytes(view: CellView, expected: ExpectedRow, gateway: GatewayRow) -> dict[str, int]:
+    """KV bytes that had to move, given what lay at the destination already."""
+    resident_tokens = (gateway.decode and gateway.decode.resident_tokens) or 0
+    if not resident_tokens:
+        kv_bytes, wire_bytes = expected.kv_bytes_expected, expected.kv_wire_bytes_expected
+    else:
+        kv_bytes = expected.kv_bytes_expected - resident_tokens * expected.growing_bytes_per_token
+        wire_bytes = round(kv_bytes / view.manifest.byte_scale)
+    return {"kv_bytes_expected": kv_bytes, "kv_wire_bytes_expected": wire_bytes}
 
 
 def join_link(view: CellView, rows: Iterable[LinkRow]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_COLLISIONS = 100
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 #: Tables of the resolved scenario that a verdict or a report reads from the manifest.
-_READ_TABLES = ("slo", "scheduling", "load", "workload", "link")
+_READ_TABLES = ("slo", "scheduling", "load", "workload", "link", "prefix_cache")
 _READ_NUMBERS = ("rate_scale", "rate_req_per_s")
 #: No count of tokens or requests comes near it; larger ones do not fit the tables.
 MAX_COUNT = 2**53

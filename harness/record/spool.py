@@ -63,6 +63,8 @@ class PrefillSpan:
     kv_acked_mono_ns: int | None = None
     kv_wire_bytes_sent: int | None = None
     kv_retransmits: int | None = None
+    cached_tokens: int | None = None
+    fetched_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class DecodeSpan:
     kv_layers: int | None = None
     cached_tokens: int | None = None
     late_s: float | None = None
+    resident_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class GatewayRow:
     failure_phase: str | None = None
     failure_message: str | None = None
     threshold_tokens: int | None = None
+    #: Placements after the first: an instance was lost before the first token.
+    retries: int | None = None
     prefill: PrefillSpan | None = None
     decode: DecodeSpan | None = None
 
@@ -153,19 +158,54 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """What the scheduler decided, with what it knew; ``*_s`` are scenario seconds."""
+    """What the scheduler decided, with all that it decided by; ``*_s`` are scenario seconds.
+
+    ``action`` is ``dispatch`` or ``reject`` of a request's ``attempt`` (0 is the first), or
+    ``set_threshold``, ``convert``, ``resync``, which no request asked for. Of a placement there are
+    the lengths, each cluster's usable prefix (``hit_tokens``), the threshold, the links that were
+    up and had room for copies, how long each prefill instance was busy (``waits_s``), when each of
+    those that were compared for a prefix would be done (``considered_s``), the slot that each
+    decode instance had to offer (``slots_s``), how many requests each instance had (``assigned``),
+    and what came of it. ``scheduling.replay`` decides by it once more.
+    """
 
     mono_ns: int
     action: str
     rid: str | None = None
+    attempt: int | None = None
     now_s: float | None = None
     input_tokens: int | None = None
+    output_tokens: int | None = None
+    block_keys: int | None = None
+    uncached_tokens: int | None = None
     cached_tokens: int | None = None
+    resident_tokens: int | None = None
     threshold_tokens: int | None = None
+    hit_tokens: dict[str, int] | None = None
+    link_scarce: bool | None = None
+    link_up: tuple[str, ...] | None = None
+    roomy: tuple[str, ...] | None = None
+    waits_s: dict[str, float] | None = None
+    considered_s: dict[str, float] | None = None
+    slots_s: dict[str, float] | None = None
+    assigned: dict[str, int] | None = None
     prefill_instance: str | None = None
     decode_instance: str | None = None
+    prefill_service_s: float | None = None
     expected_prefill_start_s: float | None = None
+    expected_kv_landed_s: float | None = None
     expected_decode_slot_s: float | None = None
+    fetched_tokens: int | None = None
+    fetch_from: str | None = None
+    fetch_s: float | None = None
+    copy_from: str | None = None
+    copy_to: str | None = None
+    copied_tokens: int | None = None
+    copied_bytes: int | None = None
+    copy_s: float | None = None
+    instance: str | None = None
+    reason: str | None = None
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +226,14 @@ class SimulatedRow:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRow:
-    """What geometry and profiles say of one request: KV bytes, and prefill seconds by hardware."""
+    """What geometry and profiles say of one request with nothing cached: KV bytes, and prefill
+    seconds by hardware. Each resident token is ``growing_bytes_per_token`` less to move."""
 
     rid: str
     kv_bytes_expected: int
     kv_wire_bytes_expected: int
     prefill_s: dict[str, float]
+    growing_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ from harness.record.spool import (
     read_rows,
 )
 
-TABLES_VERSION = 1
+#: 2: a decision has all its inputs, a request its retries.
+TABLES_VERSION = 2
 TableName = Literal["requests", "link", "engines", "decisions", "simulated"]
 WORKERS = ("worker-prfaas", "worker-pd")
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
@@ -62,6 +63,7 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_TEXT, "rid outcome failure_phase failure_message"),
         *_columns(_INT, "index input_tokens output_tokens cached_tokens threshold_tokens"),
         *_columns(_INT, "prompt_tokens completion_tokens http_status actual_cached_tokens"),
+        *_columns(_INT, "prefill_cached_tokens fetched_tokens resident_tokens retries"),
         *_columns(_TEXT, "prefill_instance prefill_cluster prefill_hardware decode_instance"),
         ("crosses", pa.bool_()),
         *_columns(_FLOAT, "planned_s ttft_s time_to_second_token_s tpot_s itl_p50_s itl_max_s"),
@@ -109,10 +111,29 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_INT, "mono_ns"),
         *_columns(_FLOAT, "t_s"),
         *_columns(_TEXT, "action rid"),
+        *_columns(_INT, "attempt"),
         *_columns(_FLOAT, "now_s"),
-        *_columns(_INT, "input_tokens cached_tokens threshold_tokens"),
+        *_columns(_INT, "input_tokens output_tokens block_keys uncached_tokens cached_tokens"),
+        *_columns(_INT, "resident_tokens threshold_tokens"),
+        ("hit_tokens", pa.map_(_TEXT, _INT)),
+        ("link_scarce", pa.bool_()),
+        ("link_up", pa.list_(_TEXT)),
+        ("roomy", pa.list_(_TEXT)),
+        ("waits_s", pa.map_(_TEXT, _FLOAT)),
+        ("considered_s", pa.map_(_TEXT, _FLOAT)),
+        ("slots_s", pa.map_(_TEXT, _FLOAT)),
+        ("assigned", pa.map_(_TEXT, _INT)),
         *_columns(_TEXT, "prefill_instance decode_instance"),
-        *_columns(_FLOAT, "expected_prefill_start_s expected_decode_slot_s"),
+        *_columns(_FLOAT, "prefill_service_s expected_prefill_start_s expected_kv_landed_s"),
+        *_columns(_FLOAT, "expected_decode_slot_s"),
+        *_columns(_INT, "fetched_tokens"),
+        *_columns(_TEXT, "fetch_from"),
+        *_columns(_FLOAT, "fetch_s"),
+        *_columns(_TEXT, "copy_from copy_to"),
+        *_columns(_INT, "copied_tokens copied_bytes"),
+        *_columns(_FLOAT, "copy_s"),
+        *_columns(_TEXT, "instance reason"),
+        *_columns(_FLOAT, "retry_after_s"),
     ],
     "simulated": [
         ("deployment", _TEXT),

@@ -27,6 +27,8 @@ class PrefillBacklog:
         "_since_s",
         "_waiting",
         "_waiting_s",
+        "draining",
+        "held",
         "index",
         "instance",
         "last_given",
@@ -37,6 +39,10 @@ class PrefillBacklog:
         self.instance = instance
         self.index = index
         self.up = True
+        #: It is to change its role: nothing new goes here.
+        self.draining = False
+        #: Requests whose KV has not left yet: waiting, running, or being sent.
+        self.held = 0
         #: Number of the last request that was sent here, counted over all instances.
         self.last_given = 0
         self._running: str | None = None
@@ -48,6 +54,20 @@ class PrefillBacklog:
 
     def __len__(self) -> int:
         return len(self._waiting) + (self._running is not None)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._running is None
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it takes new requests."""
+        return self.up and not self.draining
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its role may be changed."""
+        return not self.held
 
     def free_at_s(self, now_s: float) -> float:
         """When the work assigned so far ends; ``now_s`` if there is none."""
@@ -113,18 +133,35 @@ class _Slot(NamedTuple):
 class DecodeBacklog:
     """Expected occupancy of one decode instance's slots."""
 
-    __slots__ = ("_by_release", "_slots", "index", "instance", "max_batch", "up")
+    __slots__ = ("_by_release", "_slots", "draining", "index", "instance", "max_batch", "up")
 
     def __init__(self, instance: Instance, index: int, max_batch: int) -> None:
         self.instance = instance
         self.index = index
         self.max_batch = max_batch
         self.up = True
+        #: It is to change its role: nothing new goes here.
+        self.draining = False
         self._slots: dict[str, _Slot] = {}
         self._by_release: list[_Slot] = []
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it takes new requests."""
+        return self.up and not self.draining
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its role may be changed."""
+        return not self._slots
+
+    def busy_slots(self, now_s: float) -> int:
+        """Slots that are taken now: by the requests whose KV has landed, as far as is expected."""
+        landed = sum(slot.landed_s <= now_s for slot in self._by_release)
+        return min(landed, self.max_batch)
 
     def slot_at_s(self, landed_s: float) -> float:
         """When a request whose KV lands at ``landed_s`` would be granted a slot.

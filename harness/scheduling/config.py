@@ -9,18 +9,21 @@ with L layers of b_j bytes and R the path's rate. It equals the queue of ``harne
 request alone, and only guides the choice of a decode instance.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from harness.architecture import Architecture
-from harness.core import ScenarioError
-from harness.deployment import Deployment
-from harness.kv_path import LayerSizes
+from harness.architecture import Architecture, FloatArray
+from harness.core import PRFAAS, Instance, ScenarioError
+from harness.deployment import Balancing, Deployment
+from harness.profile import Profile
 from harness.scenario import Scenario
-from harness.scheduling.scheduler import SchedulerConfig, no_transfer
-from harness.settings import Workload
+from harness.scheduling.scheduler_config import Link, SchedulerConfig, TransferTail
+from harness.settings import PrefixCache, Scheduling, Workload
 
 
 def decode_batch(scenario: Scenario, deployment: Deployment) -> int:
@@ -63,6 +66,11 @@ def kv_bytes_function(architecture: Architecture) -> Callable[[int], int]:
     return lambda tokens: sum(count * layer.kv_bytes(tokens) for layer, count in counts)
 
 
+def no_transfer(_tokens: int, _prefill_s: float, _crosses: bool) -> float:
+    """A transfer that takes no time."""
+    return 0.0
+
+
 def transfer_tail_function(
     architecture: Architecture,
     *,
@@ -75,44 +83,154 @@ def transfer_tail_function(
 
     ``link_delay_s``: of the direction that KV takes, from far to near.
     """
-    sizes_of = LayerSizes(architecture)
-    shares = np.arange(1.0, sizes_of.num_layers + 1) / sizes_of.num_layers
-    rates = {True: link_bytes_per_s, False: fabric_bytes_per_s}
-    delays = {True: link_delay_s, False: 0.0}
+    links = {PRFAAS: Link(link_bytes_per_s, 0.0, link_delay_s)}
+    tail_s = tail_function(
+        architecture, layerwise=layerwise, links=links, fabric_bytes_per_s=fabric_bytes_per_s
+    )
+    return lambda tokens, prefill_s, crosses: tail_s(
+        tokens, 0, prefill_s, PRFAAS if crosses else None
+    )
 
-    def tail_s(input_tokens: int, prefill_s: float, crosses: bool) -> float:
-        sizes_bytes = sizes_of(input_tokens)
+
+def tail_function(
+    architecture: Architecture,
+    *,
+    layerwise: bool,
+    links: Mapping[str, Link],
+    fabric_bytes_per_s: float,
+) -> TransferTail:
+    """The same over any of several links, for the part of the KV that is not resident."""
+    layers, windows = architecture.layers, {one.window_tokens for one in architecture.layers}
+    growing_left = _from_each_on(layer.growing_bytes_per_token for layer in layers)
+    fixed_left = _from_each_on(layer.fixed_bytes for layer in layers)
+    window_left = {
+        tokens: _from_each_on(
+            layer.window_bytes_per_token if layer.window_tokens == tokens else 0 for layer in layers
+        )
+        for tokens in windows - {0}
+    }
+    shares = np.arange(1.0, len(layers) + 1) / len(layers)
+    rates = {None: fabric_bytes_per_s} | {name: link.bytes_per_s for name, link in links.items()}
+    delays = {None: 0.0} | {name: link.kv_delay_s for name, link in links.items()}
+
+    @lru_cache(maxsize=1)  # a placement asks for one prompt on several paths
+    def left_bytes(input_tokens: int, resident_tokens: int) -> FloatArray:
+        left = growing_left * float(input_tokens - resident_tokens) + fixed_left
+        for tokens, of_window in window_left.items():
+            left = left + of_window * float(min(input_tokens, tokens))
+        return left
+
+    def tail_s(
+        input_tokens: int, resident_tokens: int, prefill_s: float, link: str | None
+    ) -> float:
+        left = left_bytes(input_tokens, resident_tokens)
         if layerwise:
-            left_s = np.cumsum(sizes_bytes[::-1])[::-1] / rates[crosses]
+            left_s = left / rates[link]
             sending_s = float((shares * prefill_s + left_s).max()) - prefill_s
         else:
-            sending_s = float(sizes_bytes.sum()) / rates[crosses]
-        return sending_s + delays[crosses]
+            sending_s = float(left[0]) / rates[link]
+        return sending_s + delays[link]
 
     return tail_s
+
+
+def _from_each_on(sizes_bytes: Iterable[int]) -> FloatArray:
+    """What is left from each layer on, itself included: whole numbers, so exact."""  # [layers]
+    left: FloatArray = np.cumsum(np.array(list(sizes_bytes), dtype=np.float64)[::-1])[::-1]
+    return np.ascontiguousarray(left)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a scheduler is built from, in plain values, so that another process can be told it.
+
+    ``dispatch_delay_s`` is the link's way from the gateway to PrfaaS, ``kv_delay_s`` the way back.
+    ``max_tokens`` is the longest prompt of the workload. ``link_silence_s``: after so long without
+    movement or word a link is down; it must be longer than the time between two reports.
+    """
+
+    instances: tuple[Instance, ...]
+    threshold_tokens: int | None
+    balancing: Balancing
+    decode_step_s: float
+    decode_max_batch: int
+    max_tokens: int
+    layerwise: bool
+    link_bytes_per_s: float
+    fabric_bytes_per_s: float
+    dispatch_delay_s: float
+    kv_delay_s: float
+    link_silence_s: float
+    scheduling: Scheduling
+    prefix_cache: PrefixCache
+
+
+def policy_of(scenario: Scenario, deployment: Deployment) -> Policy:
+    """The policy of a deployment over the link that the scenario asks for."""
+    return Policy(
+        instances=deployment.instances(),
+        threshold_tokens=deployment.threshold_tokens,
+        balancing=deployment.balancing,
+        decode_step_s=decode_step_s(scenario, deployment),
+        decode_max_batch=decode_batch(scenario, deployment),
+        max_tokens=scenario.workload.max_tokens,
+        layerwise=scenario.transport.layerwise,
+        link_bytes_per_s=scenario.link.rate_bytes_per_s,
+        fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
+        dispatch_delay_s=scenario.link.near_to_far.delay_s,
+        kv_delay_s=scenario.link.far_to_near.delay_s,
+        link_silence_s=scenario.scheduling.control_period_s,
+        scheduling=scenario.scheduling,
+        prefix_cache=scenario.prefix_cache,
+    )
+
+
+def configure(
+    policy: Policy,
+    profiles: Mapping[str, Profile],
+    architecture: Architecture,
+    *,
+    transfer: bool = True,
+) -> SchedulerConfig:
+    """The scheduler's configuration, with the costs by hardware name; without ``transfer`` KV
+    moves, and the link is crossed, in no time."""
+    link = Link(
+        bytes_per_s=policy.link_bytes_per_s if transfer else math.inf,
+        dispatch_delay_s=policy.dispatch_delay_s if transfer else 0.0,
+        kv_delay_s=policy.kv_delay_s if transfer else 0.0,
+    )
+    links = {one.cluster: link for one in policy.instances if one.cluster == PRFAAS}
+    fabric_bytes_per_s = policy.fabric_bytes_per_s if transfer else math.inf
+    used = {one.hardware for one in policy.instances if one.role == "prefill"}
+    if policy.scheduling.role_conversion:
+        used |= {one.hardware for one in policy.instances}
+    return SchedulerConfig(
+        instances=policy.instances,
+        prefill_s={name: profiles[name].prefill_s for name in sorted(used)},
+        decode_step_s=policy.decode_step_s,
+        decode_max_batch=policy.decode_max_batch,
+        threshold_tokens=policy.threshold_tokens,
+        balancing=policy.balancing,
+        scheduling=policy.scheduling,
+        prefix_cache=policy.prefix_cache,
+        links=links,
+        fabric_bytes_per_s=fabric_bytes_per_s,
+        moved_bytes=architecture.moved_bytes,
+        transfer_tail_s=tail_function(
+            architecture,
+            layerwise=policy.layerwise,
+            links=links,
+            fabric_bytes_per_s=fabric_bytes_per_s,
+        ),
+        max_tokens=policy.max_tokens,
+        link_silence_s=policy.link_silence_s,
+    )
 
 
 def scheduler_config(
     scenario: Scenario, deployment_name: str, *, transfer: bool = True
 ) -> SchedulerConfig:
     """Configuration of the scheduler for a deployment; without ``transfer`` KV moves in no time."""
-    deployment = scenario.deployments[deployment_name]
-    instances = deployment.instances()
-    used = {i.hardware for i in instances if i.role == "prefill"}
-    tail_s = transfer_tail_function(
-        scenario.model.architecture,
-        layerwise=scenario.transport.layerwise,
-        link_bytes_per_s=scenario.link.rate_bytes_per_s,
-        fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
-        link_delay_s=scenario.link.far_to_near.delay_s,
-    )
-    return SchedulerConfig(
-        instances=instances,
-        prefill_s={name: scenario.hardware[name].profile.prefill_s for name in sorted(used)},
-        decode_step_s=decode_step_s(scenario, deployment),
-        decode_max_batch=decode_batch(scenario, deployment),
-        threshold_tokens=deployment.threshold_tokens,
-        admission=scenario.scheduling.admission,
-        link_delay_s=scenario.link.near_to_far.delay_s if transfer else 0.0,
-        transfer_tail_s=tail_s if transfer else no_transfer,
-    )
+    profiles = {name: hardware.profile for name, hardware in scenario.hardware.items()}
+    policy = policy_of(scenario, scenario.deployments[deployment_name])
+    return configure(policy, profiles, scenario.model.architecture, transfer=transfer)

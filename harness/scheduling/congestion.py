@@ -6,13 +6,21 @@ acknowledged bytes give a rate, smoothed with time constant tau over irregular s
     rate <- rate + (1 - exp(-dt / tau)) (acked / dt - rate)
 
 and decayed by exp(-age / tau) while nothing is heard of it, so that a sender that went away fades.
-The link's goodput is their sum; utilisation is goodput over the capacity it was given. What waits
-is the layers that no connection has taken (once per pair of sender and receiver) and the bytes TCP
-has not sent yet; over the capacity it is a time. The queueing delay is the median over connections
-of RTT minus the least RTT seen: it counts packets on the way, not what waits at the sender.
+The link's goodput is their sum. What waits is the layers that no connection has taken (once per
+pair of sender and receiver) and the bytes TCP has not sent yet; over the capacity it is a time. The
+queueing delay is the median over connections of RTT minus the least RTT seen: it counts packets on
+the way, not what waits at the sender.
+
+The capacity begins as the one the link was given and is learned from periods of at least tau in
+which less was acknowledged than waited at their beginning: the link was busy throughout, so that
+acked / period is what it carries. In a period that carried something while nothing waited long it
+grows by ``recovery_factor``, or to the rate that was seen, up to what the link was given: a link
+that is no longer short shows it by not letting anything wait. Utilisation is goodput over capacity.
 
 The link is scarce when it is nearly full and something waits; it is abundant again only well below
-that (hysteresis), so that routing does not flap. Bytes and seconds are scenario units; a sample's
+that (hysteresis), so that routing does not flap. It is down when something waits and nothing was
+acknowledged for ``down_after_s``, or when for so long nothing was heard of senders that had been
+heard of: what they say comes over the same link. Bytes and seconds are scenario units; a sample's
 ``at_s`` is when it was taken, on the axis of ``now_s``: the difference is its staleness.
 """
 
@@ -20,6 +28,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+
+#: A report and the instant at which it is due may differ by rounding.
+_INSTANT_S = 1e-9
+#: A link that got through more than this of what waited may have been idle at the end.
+_STILL_WAITED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +66,16 @@ class LinkState:
     queueing_delay_s: float
     retransmits_per_s: float
     scarce: bool
+    capacity_bytes_per_s: float
+    down: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CongestionConfig:
-    """``capacity_bytes_per_s`` is what the link carries of KV; times are scenario seconds."""
+    """``capacity_bytes_per_s`` is what the link was given for KV; times are scenario seconds.
+
+    ``down_after_s`` must be longer than the senders' period.
+    """
 
     capacity_bytes_per_s: float
     smoothing_s: float = 1.0
@@ -65,6 +83,8 @@ class CongestionConfig:
     abundant_utilisation: float = 0.7
     scarce_waiting_s: float = 0.1
     forget_after_s: float = 30.0
+    recovery_factor: float = 1.05
+    down_after_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -84,20 +104,38 @@ class LinkEstimate:
         self._config = config
         self._lines: dict[tuple[str, str, int], _Line] = {}
         self._scarce = False
+        self._busy = _Busy(config)
+        #: When silence becomes an outage, and since when what waits has not moved.
+        self._due_s = math.inf
+        self._stuck_since_s: float | None = None
 
-    def handle(self, samples: Iterable[LinkSample], now_s: float) -> LinkState:
-        """Take samples; an older one than the last of its connection is dropped."""
+    def handle(
+        self, samples: Iterable[LinkSample], now_s: float, next_s: float | None = None
+    ) -> LinkState:
+        """Take what senders said, be it that they have no connection; a sample older than the last
+        of its connection is dropped. ``next_s``: when they will speak again at the latest, where
+        they said."""
+        acked, newest_s = 0.0, -math.inf
         for sample in samples:
             key = (sample.sender, sample.peer, sample.connection)
+            newest_s = max(newest_s, sample.at_s)
             line = self._lines.get(key)
             if line is None:
                 self._lines[key] = _Line(sample)
             elif sample.at_s > line.last.at_s:
-                self._advance(line, sample)
+                acked += self._advance(line, sample)
         horizon_s = now_s - self._config.forget_after_s
-        self._lines = {
-            key: line for key, line in self._lines.items() if line.last.at_s >= horizon_s
-        }
+        if any(line.last.at_s < horizon_s for line in self._lines.values()):
+            self._lines = {
+                key: line for key, line in self._lines.items() if line.last.at_s >= horizon_s
+            }
+        self._due_s = max(now_s, next_s or now_s) + self._config.down_after_s
+        waiting = self._waiting_bytes(list(self._lines.values()))
+        if acked > 0 or not waiting:
+            self._stuck_since_s = None
+        elif self._stuck_since_s is None:
+            self._stuck_since_s = max(newest_s, now_s - self._config.smoothing_s)
+        self._busy.observe(acked, waiting, now_s, scarce=self._scarce)
         state = self.state(now_s)
         self._scarce = state.scarce
         return state
@@ -111,7 +149,7 @@ class LinkEstimate:
         rate = sum(line.bytes_per_s * by for line, by in zip(lines, fading, strict=True))
         again = sum(line.retransmits_per_s * by for line, by in zip(lines, fading, strict=True))
         waiting = self._waiting_bytes(lines)
-        capacity = self._config.capacity_bytes_per_s
+        capacity = self._busy.capacity_bytes_per_s
         return LinkState(
             at_s=max((line.last.at_s for line in lines), default=None),
             goodput_bytes_per_s=rate,
@@ -121,13 +159,23 @@ class LinkEstimate:
             queueing_delay_s=_queueing_delay_s(lines),
             retransmits_per_s=again,
             scarce=self._judge(rate / capacity, waiting / capacity),
+            capacity_bytes_per_s=capacity,
+            down=self.is_down(now_s),
         )
+
+    def is_down(self, now_s: float) -> bool:
+        """Whether the link carries nothing, as far as is known; O(1), for every placement."""
+        if now_s >= self._due_s - _INSTANT_S:
+            return True
+        stuck_s = self._stuck_since_s
+        return stuck_s is not None and now_s - stuck_s >= self._config.down_after_s - _INSTANT_S
 
     @property
     def _tau_s(self) -> float:
         return self._config.smoothing_s
 
-    def _advance(self, line: _Line, sample: LinkSample) -> None:
+    def _advance(self, line: _Line, sample: LinkSample) -> float:
+        """Take the next sample of a connection; the bytes acknowledged since the last one."""
         before, dt_s = line.last, sample.at_s - line.last.at_s
         # A connection that was replaced counts from 0 again.
         replaced = sample.acked_bytes < before.acked_bytes
@@ -137,6 +185,7 @@ class LinkEstimate:
         line.bytes_per_s += weight * (acked / dt_s - line.bytes_per_s)
         line.retransmits_per_s += weight * (again / dt_s - line.retransmits_per_s)
         line.last = sample
+        return acked
 
     def _waiting_bytes(self, lines: list[_Line]) -> float:
         newest: dict[tuple[str, str], LinkSample] = {}
@@ -153,6 +202,39 @@ class LinkEstimate:
         if self._scarce:
             return utilisation > config.abundant_utilisation
         return utilisation > config.scarce_utilisation and waiting_s > config.scarce_waiting_s
+
+
+class _Busy:
+    """The capacity learned from periods in which the link was never idle."""
+
+    def __init__(self, config: CongestionConfig) -> None:
+        self._config = config
+        self.capacity_bytes_per_s = config.capacity_bytes_per_s
+        self._begun_s: float | None = None
+        self._waited_bytes = 0.0
+        self._acked_bytes = 0.0
+
+    def observe(
+        self, acked_bytes: float, waiting_bytes: float, now_s: float, *, scarce: bool
+    ) -> None:
+        """``acked_bytes`` since the last call, ``waiting_bytes`` now."""
+        config = self._config
+        self._acked_bytes += acked_bytes
+        if self._begun_s is not None:
+            span_s = now_s - self._begun_s
+            # Samples come with a jitter; most of a period is enough.
+            if span_s < 0.9 * config.smoothing_s:
+                return
+            rate, capacity = self._acked_bytes / span_s, self.capacity_bytes_per_s
+            if 0 < self._acked_bytes < _STILL_WAITED * self._waited_bytes and waiting_bytes > 0:
+                capacity = rate
+            else:
+                short_wait = waiting_bytes <= config.scarce_waiting_s * capacity
+                if rate > 0 and short_wait and not scarce:
+                    capacity *= config.recovery_factor
+                capacity = max(capacity, rate)
+            self.capacity_bytes_per_s = min(capacity, config.capacity_bytes_per_s)
+        self._begun_s, self._waited_bytes, self._acked_bytes = now_s, waiting_bytes, 0.0
 
 
 def _queueing_delay_s(lines: list[_Line]) -> float:

@@ -17,13 +17,11 @@ from harness.scheduling.congestion import LinkSample
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request asks to be placed; each cluster holds so many tokens of its prefix."""
+    """A request asks to be placed."""
 
     rid: str
     input_tokens: int
     output_tokens: int
-    cached_tokens_by_cluster: Mapping[str, int] = field(default_factory=dict)
-    hash_ids: tuple[int, ...] = ()
     #: Chained hashes of the prompt's full blocks (``harness.block_keys``); () without a cache.
     block_keys: tuple[int, ...] = ()
 
@@ -85,11 +83,13 @@ class InstanceDown:
 class LinkSamples:
     """What a PrfaaS cluster's senders say of their connections, as old as each sample's ``at_s``.
 
-    Delivered every period also when there is none: an estimate ages.
+    Delivered every period also when there is none: silence is an outage. ``next_s`` is when they
+    will be heard again at the latest, where that is further off than the configured silence.
     """
 
     cluster: str
     samples: tuple[LinkSample, ...]
+    next_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +182,32 @@ class Dispatch:
     fetch_s: float = 0.0
     #: Prefix that lies in the PD cluster which decodes: KV that does not move.
     resident_tokens: int = 0
+    #: To be done before the prefill, in ``copy_s``, which ``prefill_service_s`` contains.
     copy: CopyPrefix | None = None
+    copy_s: float = 0.0
+    #: Every link was scarce.
     link_scarce: bool = False
+    #: The usable prefix of each cluster; empty without a cache or without keys.
+    hit_tokens: Mapping[str, int] = field(default_factory=dict)
+    #: PrfaaS clusters whose link was not known to be down; those with bandwidth for copies.
+    link_up: tuple[str, ...] = ()
+    roomy: tuple[str, ...] = ()
+    #: When each prefill instance compared in the cluster would be done, copies left aside; the
+    #: others of it would be free later than these.
+    considered_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """No place for the request; it leaves no state behind and may come again later."""
+    """No place for the request; it leaves no state behind and may come again later.
+
+    ``unavailable``: because no instance could serve it, and not because of those ahead of it.
+    """
 
     rid: str
     retry_after_s: float
     reason: str
+    unavailable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

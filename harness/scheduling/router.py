@@ -1,29 +1,57 @@
-"""Where a request goes: the length threshold, then the least loaded instance.
+"""Which cluster prefills: the deployment's policy, the caches and the state of the links.
 
-Policy of the paper (symbols: l uncached input length, t threshold): l > t is prefilled by the
-PrfaaS cluster, the rest by the PD cluster's own prefill instances. The two baselines are the same
-rule at its ends: no PrfaaS cluster, everything is local; no local prefill, everything crosses.
+Policy of the paper (symbols: l uncached input length, t threshold, l_total the prompt): l > t is
+prefilled by a PrfaaS cluster, the rest by the PD cluster's own prefill instances.
 
-l counts what the PD cluster's cache lacks, whichever cluster then prefills: the rule for a scarce
-link, where no cached prefix is copied across.
+    a link is scarce (or no prefix is ever copied)   l = l_total - the PD clusters' best hit
+    there is bandwidth to spare                      l = l_total - the best hit anywhere
 
-Among prefill instances the one that would be free first is chosen, by remaining work in seconds.
-With known service times this equals one central first-come-first-served queue; shortest queue by
-count and round robin do not. Ties, which are the rule where instances idle, go to the one that got
-its last request longest ago, and then to the lowest index: each instance sends its KV over a path
-of its own, and always the first of the idle ones would fill one path while the others are empty.
+The baselines have no threshold: no PrfaaS cluster, everything is local; no local prefill,
+everything crosses; by capacity, whichever is expected to be done first.
+
+A cluster whose link is down is never chosen, where the policy follows its links at all.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from harness.core import PD, PRFAAS
-from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
+from harness.scheduling.scheduler_config import Placing
+
+
+class Routing(NamedTuple):
+    """What a choice of cluster rests on, in tokens; clusters by name, in the deployment's order.
+
+    ``uncached_tokens`` is l, ``hit_tokens`` the usable prefix of each cluster. ``remote`` holds the
+    PrfaaS clusters whose link is not known to be down, ``roomy`` those of them whose link has
+    bandwidth to spare for copies of prefixes.
+    """
+
+    uncached_tokens: int
+    threshold_tokens: int | None
+    local: tuple[str, ...]
+    remote: tuple[str, ...]
+    roomy: tuple[str, ...]
+    hit_tokens: Mapping[str, int]
+
+
+def uncached_tokens(
+    input_tokens: int, hit_tokens: Mapping[str, int], local: Iterable[str], roomy: Iterable[str]
+) -> int:
+    """l: what the longest prefix that counts leaves to compute."""
+    if not hit_tokens:
+        return input_tokens
+    return input_tokens - max(hit_tokens[name] for name in (*local, *roomy))
+
+
+#: Clusters to choose from by least expected completion; the next group where none of one can.
+Groups = tuple[tuple[str, ...], ...]
 
 
 def preferred_cluster(
     uncached_tokens: int, threshold_tokens: int | None, clusters: Iterable[str]
 ) -> str:
-    """Cluster that should prefill, of those that can; a threshold is needed to choose of two."""
+    """Of one PrfaaS and one PD cluster the one that a length belongs to, of those that prefill."""
     able = set(clusters)
     if len(able) == 1:
         return able.pop()
@@ -31,38 +59,31 @@ def preferred_cluster(
     return PRFAAS if uncached_tokens > threshold_tokens else PD
 
 
-def least_work(backlogs: Sequence[PrefillBacklog], now_s: float) -> PrefillBacklog | None:
-    """The prefill instance in service that is free first, or None when all are down.
-
-    Ties go to the smallest ``last_given``, then to the lowest index.
-    """
-    best: PrefillBacklog | None = None
-    best_s = 0.0
-    for backlog in backlogs:
-        if backlog.up:
-            free_s = backlog.free_at_s(now_s)
-            if (
-                best is None
-                or free_s < best_s
-                or (free_s == best_s and backlog.last_given < best.last_given)
-            ):
-                best, best_s = backlog, free_s
-    return best
+def _by_threshold(routing: Routing) -> Groups:
+    assert routing.threshold_tokens is not None, "two clusters prefill and there is no threshold"
+    if routing.uncached_tokens > routing.threshold_tokens:
+        return routing.remote, routing.local
+    return routing.local, routing.remote
 
 
-def earliest_slot(
-    backlogs: Sequence[DecodeBacklog], landed_s: float
-) -> tuple[DecodeBacklog, float] | None:
-    """The decode instance in service with the earliest slot for KV landing at ``landed_s``.
+POLICIES: Mapping[Placing, Callable[[Routing], Groups]] = {
+    "local": lambda routing: (routing.local,),
+    "remote": lambda routing: (routing.remote,),
+    "threshold": _by_threshold,
+    "capacity": lambda routing: ((*routing.local, *routing.remote),),
+}
 
-    Ties go to the instance with the fewest requests assigned, then to the lowest index. Returns
-    the instance's backlog and the instant of the slot, or None when all are down.
-    """
-    best: tuple[DecodeBacklog, float] | None = None
-    for backlog in backlogs:
-        if not backlog.up:
-            continue
-        slot_s = backlog.slot_at_s(landed_s)
-        if best is None or slot_s < best[1] or (slot_s == best[1] and len(backlog) < len(best[0])):
-            best = backlog, slot_s
-    return best
+
+def groups(policy: Placing, routing: Routing) -> Groups:
+    """The clusters that may prefill, in groups of falling preference."""
+    return POLICIES[policy](routing)
+
+
+def copy_sources(routing: Routing) -> tuple[str | None, str | None]:
+    """Whence a longer prefix may be copied to a PD cluster and to a PrfaaS cluster: across a link
+    with bandwidth to spare, from the cluster with the longest hit; None without any."""
+    hits = routing.hit_tokens
+    if not hits or not routing.roomy:
+        return None, None
+    far, near = (max(names, key=hits.__getitem__) for names in (routing.roomy, routing.local))
+    return far if hits[far] else None, near if hits[near] else None

@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from harness.core import EngineError
+from harness.surface.ids import count_ids
 
 #: 1M tokens of up to 6 digits and a separator, and some room for the rest of a body.
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -60,6 +61,9 @@ class PrefillSpan(msgspec.Struct):
     kv_wire_bytes_sent: int
     #: Segments sent again on the connections to the decode instance meanwhile.
     kv_retransmits: int | None = None
+    #: The prefix that was not computed, and what of it came from another instance's pool.
+    cached_tokens: int = 0
+    fetched_tokens: int = 0
 
 
 class DecodeSpan(msgspec.Struct):
@@ -74,6 +78,8 @@ class DecodeSpan(msgspec.Struct):
     kv_layers: int
     cached_tokens: int
     late_s: float
+    #: The prefix whose growing KV did not have to come, since it lay in the cluster.
+    resident_tokens: int = 0
 
 
 class Spans(msgspec.Struct, omit_defaults=True):
@@ -105,10 +111,14 @@ class GenerateChunk(msgspec.Struct, omit_defaults=True):
 
 
 class Registration(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a decode instance takes a room's KV: ``PUT /kv/{room}`` at the prefill instance."""
+    """Where a decode instance takes a room's KV: ``PUT /kv/{room}`` at the prefill instance.
+
+    Growing KV of the first ``resident_tokens`` lies there already and is not to be sent.
+    """
 
     host: str
     port: int
+    resident_tokens: int = 0
 
 
 _body_decoder = msgspec.json.Decoder(GenerateBody)
@@ -147,14 +157,21 @@ def prompt_of_ids(raw: bytes | msgspec.Raw) -> Prompt:
     non-negative integers, and without white space its text is canonical: counting and hashing the
     text takes a tenth of what building 27,000 integers does. EngineError for anything else.
     """
+    text = canonical(raw)
+    tokens = count_ids(text)
+    if tokens is None:
+        if text == b"[]":
+            raise EngineError("the prompt is empty")
+        raise EngineError("the prompt must be a flat list of token ids: non-negative integers")
+    return Prompt(tokens, xxhash.xxh3_64_intdigest(text))
+
+
+def canonical(raw: bytes | msgspec.Raw) -> bytes:
+    """JSON text of ids without white space."""
     text = bytes(raw)
     if any(space in text for space in WHITE_SPACES):
         text = text.translate(None, b"".join(WHITE_SPACES))
-    if text.translate(None, b"0123456789,") != b"[]":
-        raise EngineError("the prompt must be a flat list of token ids: non-negative integers")
-    if text == b"[]":
-        raise EngineError("the prompt is empty")
-    return Prompt(text.count(b",") + 1, xxhash.xxh3_64_intdigest(text))
+    return text
 
 
 def prompt_of(body: GenerateBody) -> Prompt:
@@ -164,7 +181,16 @@ def prompt_of(body: GenerateBody) -> Prompt:
 
 def prompt_of_text(text: str) -> Prompt:
     """The emulated engines' tokenizer: one token a UTF-8 byte."""
-    return prompt_of_ids(encode(list(text.encode("utf-8", "surrogatepass"))))
+    return prompt_of_ids(_byte_ids(text))
+
+
+def prompt_ids_text(body: GenerateBody) -> bytes:
+    """The canonical JSON text of a body's ids, which block keys are made of."""
+    return canonical(body.input_ids) if body.input_ids else _byte_ids(body.text or "")
+
+
+def _byte_ids(text: str) -> bytes:
+    return encode(list(text.encode("utf-8", "surrogatepass")))
 
 
 def sse(payload: object) -> bytes:

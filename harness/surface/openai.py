@@ -24,6 +24,7 @@ from harness.surface.generate import (
     encode,
     sse,
 )
+from harness.surface.ids import lifted_ids
 
 MAX_RID_CHARACTERS = 256
 Surface = Literal["generate", "completions", "chat"]
@@ -71,6 +72,8 @@ class Call:
     body: GenerateBody
     usage_at_end: bool
     usage_always: bool
+    #: Where reading the body has counted them on its way.
+    prompt_tokens: int | None = None
 
     @property
     def output_tokens(self) -> int:
@@ -83,18 +86,31 @@ _text_decoder = msgspec.json.Decoder(str)
 
 def parse_generate(raw: bytes) -> Call:
     """``/generate`` as a call."""
-    body = decode_body(raw)
+    lifted = lifted_ids(raw, b"input_ids")
+    body = decode_body(raw if lifted is None else lifted.rest)
+    if lifted is not None:
+        if bytes(body.input_ids) == lifted.placeholder:
+            body.input_ids = msgspec.Raw(lifted.ids)
+        else:  # they stood elsewhere
+            body, lifted = decode_body(raw), None
     if not body.input_ids and body.text is None:
         raise EngineError("/generate needs input_ids (token ids) or text")
     _check_output(body.sampling_params.max_new_tokens, "sampling_params.max_new_tokens")
     check_rid(body.rid)
-    return Call("generate", "", body, usage_at_end=True, usage_always=True)
+    tokens = None if lifted is None else lifted.tokens
+    return Call("generate", "", body, usage_at_end=True, usage_always=True, prompt_tokens=tokens)
 
 
 def parse_openai(raw: bytes, surface: Literal["completions", "chat"]) -> Call:
     """A completions or chat completions body as a call; EngineError names what is wrong."""
+    lifted = lifted_ids(raw, b"prompt") if surface == "completions" else None
     try:
-        given = _openai_decoder.decode(raw)
+        given = _openai_decoder.decode(raw if lifted is None else lifted.rest)
+        if lifted is not None:
+            if bytes(given.prompt) == lifted.placeholder:
+                given.prompt = msgspec.Raw(lifted.ids)
+            else:  # they stood elsewhere
+                given, lifted = _openai_decoder.decode(raw), None
         text = _text_decoder.decode(given.prompt) if _is_text(given.prompt) else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineError(f"the body is not valid: {error}") from error
@@ -124,7 +140,14 @@ def parse_openai(raw: bytes, surface: Literal["completions", "chat"]) -> Call:
         bootstrap_port=given.bootstrap_port,
         bootstrap_room=given.bootstrap_room,
     )
-    return Call(surface, given.model, body, options.include_usage, options.continuous_usage_stats)
+    return Call(
+        surface,
+        given.model,
+        body,
+        options.include_usage,
+        options.continuous_usage_stats,
+        None if lifted is None else lifted.tokens,
+    )
 
 
 def _is_text(prompt: msgspec.Raw) -> bool:

@@ -9,20 +9,20 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from harness.core import PD, PRFAAS, EngineError, Instance, LoadError
 from harness.deployment import Deployment
-from harness.engine.config import EngineConfig, InstanceConfig
+from harness.engine.config import LINK_SAMPLES_PERIOD_S, EngineConfig, InstanceConfig
 from harness.gateway.config import GatewayConfig, WorkerAddress
 from harness.load.plan import Plan, write_plan
 from harness.profile_file import ProfileSource
 from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario
-from harness.scheduling.config import decode_batch, decode_step_s
+from harness.scheduling.config import Policy, decode_batch, decode_step_s, policy_of
 from harness.testbed.children import GRACE_S, Child, Children
 from harness.testbed.sampler import LinkSampler
 from harness.transport.socket_options import MAX_BDP_BYTES
@@ -34,6 +34,8 @@ READY_TIMEOUT_S = 60.0
 #: From the order to start until the first planned instant, so that no process is late for it.
 LEAD_S = 0.5
 SAMPLE_PERIOD_WALL_S = 0.1
+#: Without so many reports of its senders a link is taken to be down.
+SILENT_REPORTS = 5
 
 Progress = Callable[[int, int, int], None]
 
@@ -69,7 +71,9 @@ class LocalTestbed:
         self._link = link
         self._children = Children()
         self._secret_hex = secrets.token_hex(32)
-        self._worker_key = secrets.token_urlsafe(24)
+        #: What the workers want as a bearer token, and where each is reached from the near site.
+        self.worker_key = secrets.token_urlsafe(24)
+        self.addresses: dict[str, tuple[str, int]] = {}
         #: What a client of the gateway shows as its bearer token: nobody else joins a run.
         self.gateway_key = secrets.token_urlsafe(24)
         self._gateway: Child | None = None
@@ -120,20 +124,25 @@ class LocalTestbed:
             )
             for instance in instances
         }
-        kv_routes: dict[str, tuple[str, int]] = {}
-        if PRFAAS in workers:
-            kv = self._link.expose(self._link.near, int(ready[PD]["kv_port"]))
-            kv_routes = {
-                f"{host}:{port}": kv
-                for name, (host, port) in addresses.items()
-                if name.startswith(PRFAAS)
-            }
-        for worker in workers.values():
-            worker.tell({"kv_routes": kv_routes})
+        self.addresses = addresses
+        for cluster, worker in workers.items():
+            routes = self._kv_routes(cluster, int(ready[cluster]["kv_port"]), instances)
+            worker.tell({"kv_routes": routes})
             self._children.wait_for(worker, "routed", READY_TIMEOUT_S)
         self._gateway = self._start_gateway(instances, addresses)
         port = self._children.wait_for(self._gateway, "ready", READY_TIMEOUT_S)["port"]
         self.gateway_port = int(port)
+
+    def _kv_routes(
+        self, cluster: str, kv_port: int, instances: tuple[Instance, ...]
+    ) -> dict[str, tuple[str, int]]:
+        """Where instances of the other cluster, by their addresses, reach a worker's receiver."""
+        others = [one.name for one in instances if one.cluster != cluster]
+        if not kv_port or not others:
+            return {}
+        site = self._link.far if cluster == PRFAAS else self._link.near
+        across = self._link.expose(site, kv_port)
+        return {"{}:{}".format(*self.addresses[name]): across for name in others}
 
     def _near_view(self, instance: Instance, port: int) -> tuple[str, int]:
         if instance.cluster == PRFAAS:
@@ -186,13 +195,16 @@ class LocalTestbed:
                 else fabric_bytes_per_s
             ),
             bdp_bytes=round(min(max(self._link.applied.bdp_bytes, 1), MAX_BDP_BYTES)),
+            fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
+            prefix_cache=scenario.prefix_cache,
+            convertible=scenario.scheduling.role_conversion and cluster == PD,
             decode_step_s=decode_step_s(scenario, self._deployment),
             decode_max_batch=decode_batch(scenario, self._deployment),
             transfer_deadline_wall_s=self._timeout_wall_s(),
             sample_period_wall_s=SAMPLE_PERIOD_WALL_S,
             **self._receiver_bounds(),
             secret_hex=self._secret_hex,
-            api_key=self._worker_key,
+            api_key=self.worker_key,
             engines_spool=self._spool("engines"),
             link_spool=self._spool("link"),
         )
@@ -204,7 +216,10 @@ class LocalTestbed:
     def _receiver_bounds(self) -> dict[str, int]:
         """Connections and buffers of a decode worker when every prefill instance sends to it."""
         scenario = self._scenario
-        senders = sum(one.role == "prefill" for one in self._deployment.instances())
+        instances = self._deployment.instances()
+        senders = sum(one.role == "prefill" for one in instances)
+        if scenario.scheduling.role_conversion or scenario.prefix_cache.enabled:
+            senders = len(instances)  # one that decodes may come to prefill, or send a copy
         longest = scenario.model.architecture.kv_bytes(scenario.workload.max_tokens)
         return {
             "max_connections": max(1024, 2 * senders * scenario.transport.connections),
@@ -234,22 +249,12 @@ class LocalTestbed:
             profiles=self._profiles(),
             architecture=str(scenario.model.architecture.path.absolute()),
             kv_dtype=scenario.model.architecture.kv_dtype,
-            threshold_tokens=self._deployment.threshold_tokens,
-            decode_step_s=decode_step_s(scenario, self._deployment),
-            decode_max_batch=decode_batch(scenario, self._deployment),
-            admission=scenario.scheduling.admission,
-            ttft_source=scenario.scheduling.ttft_source,
+            policy=self._policy(),
             time_scale=scenario.scale.time,
             byte_scale=scenario.scale.bytes,
-            layerwise=scenario.transport.layerwise,
-            link_bytes_per_s=scenario.link.rate_bytes_per_s,
-            fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
-            dispatch_delay_s=self._link.applied.near_to_far.delay_s * scenario.scale.time,
-            kv_delay_s=self._link.applied.far_to_near.delay_s * scenario.scale.time,
             request_timeout_wall_s=self._timeout_wall_s(),
-            max_in_flight=100_000,
             api_key=self.gateway_key,
-            worker_key=self._worker_key,
+            worker_key=self.worker_key,
             gateway_spool=self._spool("gateway"),
             decisions_spool=self._spool("decisions"),
             link_spool=self._spool("link"),
@@ -257,6 +262,19 @@ class LocalTestbed:
         child = self._start("gateway", self._link.near, ["-m", "harness.gateway"])
         child.tell(config)
         return child
+
+    def _policy(self) -> Policy:
+        """The deployment's policy over the link as it was built."""
+        policy, scale = policy_of(self._scenario, self._deployment), self._scenario.scale
+        applied = self._link.applied
+        return replace(
+            policy,
+            dispatch_delay_s=applied.near_to_far.delay_s * scale.time,
+            kv_delay_s=applied.far_to_near.delay_s * scale.time,
+            link_silence_s=max(
+                policy.link_silence_s, SILENT_REPORTS * LINK_SAMPLES_PERIOD_S * scale.time
+            ),
+        )
 
     def _timeout_wall_s(self) -> float:
         return self._scenario.testbed.request_timeout_s / self._scenario.scale.time

@@ -16,6 +16,7 @@ from harness.architecture import Architecture
 from harness.deployment import Deployment, PdCluster, PrfaasCluster
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_batch, decode_step_s
+from harness.throughput.by_capacity import on_both_sides
 from harness.throughput.rates import Objective, StageRates
 from harness.workload import LengthDistribution
 
@@ -42,7 +43,14 @@ class Costs:
     def __init__(
         self, scenario: Scenario, deployment: Deployment, given: LengthDistribution
     ) -> None:
-        order = np.argsort(given.lengths, kind="stable")
+        by_capacity = deployment.balancing == "capacity"
+        if by_capacity:
+            given = on_both_sides(scenario, deployment, given)
+        #: The one split there is where no length decides.
+        self._split = len(given.lengths) // 2 if by_capacity else None
+        order = np.arange(len(given.lengths))
+        if not by_capacity:
+            order = np.argsort(given.lengths, kind="stable")
         self.lengths = np.asarray(given.lengths, dtype=np.float64)[order]  # (points,)
         self._whole = np.rint(self.lengths)  # a law's points are not whole, requests are
         self._cached = np.asarray(given.cached_tokens, dtype=np.float64)[order]
@@ -62,8 +70,10 @@ class Costs:
         self.remote = deployment.prfaas_clusters(scenario.link.rate_bytes_per_s)
         self.local = deployment.pd_clusters(scenario.link.rate_bytes_per_s)
         self.fabric_bytes_per_s = scenario.fabric.rate_bytes_per_s
-        # Without local prefill and without a threshold there is no split to choose.
-        self.divides = deployment.num_prefill > 0 or deployment.threshold_tokens is not None
+        # Without local prefill and without a threshold there is no split to choose, nor is there
+        # one by length where requests are balanced by capacity.
+        divides = deployment.num_prefill > 0 or deployment.threshold_tokens is not None
+        self.divides = divides and not by_capacity
         # One decode batch and step time a kind of hardware, for each PD cluster.
         self._decode = {
             name: (decode_step_s(scenario, one), decode_batch(scenario, one))
@@ -99,6 +109,8 @@ class Costs:
             return np.array([len(self.lengths)])
         if deployment.num_prefill == 0:
             return np.array([0])
+        if self._split is not None:
+            return np.array([self._split])
         assert deployment.threshold_tokens is not None, "two clusters prefill without a threshold"
         return np.array([np.searchsorted(self._whole, deployment.threshold_tokens, "right")])
 

@@ -44,8 +44,8 @@ def _of_the_link(scenario: Scenario) -> list[str]:
         )
     if scenario.link_schedule is not None:
         told.append(
-            "the link's changes during a run are not in Lambda_max or TTFT, which take it as it "
-            "starts."
+            "the link's changes during a run are not in Lambda_max or a planned TTFT, which take "
+            "it as it starts; a simulation follows its rates and outages."
         )
     return told
 

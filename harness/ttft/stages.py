@@ -15,6 +15,7 @@ from harness.deployment import Deployment
 from harness.queueing import Service
 from harness.scenario import Scenario
 from harness.scheduling.config import decode_batch, decode_step_s
+from harness.throughput.by_capacity import far_share
 from harness.throughput.costs import Costs, local_rate, remote_rate
 from harness.transfer_model import exposure, prefill_pieces
 from harness.workload import LengthDistribution
@@ -115,7 +116,7 @@ def prefill_routes(
     """
     link, fabric = scenario.link.rate_bytes_per_s, scenario.fabric.rate_bytes_per_s
     remote_shares, local_shares = cluster_shares(scenario, deployment, lengths)
-    far, near = _sides(deployment, lengths)
+    far, near = _sides(scenario, deployment, lengths)
     stations = [
         (far, share, Station(None, c.hardware, c.num_instances, c.link_bytes_per_s))
         for c, share in zip(deployment.prfaas_clusters(link), remote_shares, strict=True)
@@ -183,10 +184,16 @@ def _normalised(rates: list[float]) -> list[float]:
     return [rate / sum(rates) for rate in rates]
 
 
-def _sides(deployment: Deployment, lengths: LengthDistribution) -> tuple[_Requests, _Requests]:
+def _sides(
+    scenario: Scenario, deployment: Deployment, lengths: LengthDistribution
+) -> tuple[_Requests, _Requests]:
     """Requests that cross and requests that stay."""
     new, cached = np.rint(lengths.lengths), np.rint(lengths.cached_tokens)
     weights = lengths.weights / lengths.weights.sum()
+    if deployment.balancing == "capacity":
+        q = far_share(scenario, deployment, lengths)
+        far, near = (_Requests(part, new, cached, weights) for part in (q, 1 - q))
+        return far, near
     if not deployment.num_prfaas:
         crosses = np.zeros(len(new), dtype=bool)
     elif not deployment.num_prefill:

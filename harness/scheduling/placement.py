@@ -1,0 +1,261 @@
+"""Which instance of a cluster prefills, which one decodes, and when: least expected completion.
+
+For a cluster with a usable hit of h tokens, over its prefill instances i in service:
+
+    choose i    = argmin  free_at(i) + fetch_s(i)
+    service_s   = copy_s + fetch_s + T_prefill(l_total - h, h)
+
+with fetch_s and copy_s of ``harness.scheduling.prefix_moves``. With nothing cached this is the
+least remaining work in seconds, which with known service times equals one central first-come-first-
+served queue; shortest queue by count and round robin do not.
+
+Of several clusters the one is taken whose request would get its decode slot first.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
+from harness.scheduling.cache_index import Lookup
+from harness.scheduling.events import CopyPrefix
+from harness.scheduling.fleet import Cluster, Fleet
+from harness.scheduling.prefix_moves import Offer, PrefixMoves, Reuse
+from harness.scheduling.router import Routing
+from harness.scheduling.scheduler_config import Link, SchedulerConfig
+
+
+class Ask(NamedTuple):
+    """A request to place: what the choice of cluster rests on, and what the caches hold of it."""
+
+    input_tokens: int
+    now_s: float
+    routing: Routing
+    lookup: Lookup | None
+    #: What may be copied to a PD cluster and to a PrfaaS cluster.
+    offers: tuple[Offer | None, Offer | None] = (None, None)
+
+
+class Prefilling(NamedTuple):
+    """A prefill instance chosen in one cluster, and what it costs."""
+
+    cluster: Cluster
+    reuse: Reuse
+    cached_tokens: int
+    copy: CopyPrefix | None
+    copy_s: float
+    service_s: float
+    free_s: float
+
+
+class _Bound(NamedTuple):
+    """Before ``end_s`` no instance of the cluster is done; sorted by it, then in order given."""
+
+    end_s: float
+    place: int
+    hit_tokens: int
+    cluster: Cluster
+    first: PrefillBacklog
+    free_s: float
+    link: Link | None
+
+
+class Placement(NamedTuple):
+    """Both instances of a request and the expected instants of its way."""
+
+    prefilling: Prefilling
+    decode: DecodeBacklog
+    resident_tokens: int
+    start_s: float
+    landed_s: float
+    slot_s: float
+
+
+class Placer:
+    """Finds instances for requests; ``links`` is kept up to date by the scheduler."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        fleet: Fleet,
+        moves: PrefixMoves | None,
+    ) -> None:
+        self._config = config
+        self._reserves = config.admission == "reserve_first"
+        self._fleet = fleet
+        self._moves = moves
+        self._costs: dict[tuple[str, int], float] = {}
+
+    def place(self, ask: Ask, groups: Iterable[Sequence[str]]) -> Placement | str:
+        """The earliest decode slot in the first group that has any; else why none has."""
+        reason = "no prefill instance is up"
+        self._costs.clear()
+        for names in groups:
+            bounds = self._bounds(ask, names)
+            if not bounds:
+                continue
+            best = self._only(ask, bounds[0]) if len(bounds) == 1 else self._earliest(ask, bounds)
+            if best is not None:
+                return best
+            reason = "no decode instance is up"
+        return reason
+
+    def _only(self, ask: Ask, bound: _Bound) -> Placement | None:
+        near = bound.cluster if bound.link is None else self._home(ask)
+        return None if near is None else self._timeline(ask, self._prefilling(ask, bound), near)
+
+    def _bounds(self, ask: Ask, names: Sequence[str]) -> list[_Bound]:
+        """Each cluster that can prefill, by when it could be done at the earliest: were what the
+        cluster holds on the instance that is free first."""
+        found: list[_Bound] = []
+        several = len(names) > 1
+        for place, name in enumerate(names):
+            cluster = self._fleet.clusters[name]
+            first = cluster.order.least(ask.now_s)
+            if first is None:
+                continue
+            hit = ask.routing.hit_tokens.get(name, 0)
+            link = None if cluster.finishes else self._config.links[name]
+            free_s = end_s = first.free_at_s(ask.now_s)
+            if several:
+                offer = ask.offers[link is not None]
+                cached_tokens = hit if offer is None else max(hit, offer.tokens)
+                if link is not None:
+                    end_s = max(free_s, ask.now_s + link.dispatch_delay_s)
+                end_s += self._prefill_s(first.instance.hardware, ask.input_tokens, cached_tokens)
+            found.append(_Bound(end_s, place, hit, cluster, first, free_s, link))
+        if several:
+            found.sort()
+        return found
+
+    def _earliest(self, ask: Ask, bounds: list[_Bound]) -> Placement | None:
+        """The earliest expected slot, then the earliest landing, then the first in order."""
+        home = None
+        if not all(one.cluster.finishes for one in bounds):
+            home = self._home(ask)
+        best: Placement | None = None
+        before: tuple[float, int, Link | None] | None = None
+        for one in bounds:
+            if best is not None and one.end_s >= best.slot_s:
+                break
+            near = one.cluster if one.link is None else home
+            like = (one.end_s, one.hit_tokens, one.link)
+            # Without a hit of their own equals behind equal links land at the same time.
+            again = like == before and one.link is not None and not one.hit_tokens
+            if near is None or again:
+                continue
+            before = like
+            timeline = self._timeline(ask, self._prefilling(ask, one), near)
+            if timeline is not None and (
+                best is None or (timeline.slot_s, timeline.landed_s) < (best.slot_s, best.landed_s)
+            ):
+                best = timeline
+        return best
+
+    def _home(self, ask: Ask) -> Cluster | None:
+        """The PD cluster that finishes what PrfaaS prefills: the earliest slot as of now, then the
+        longest prefix held, so that less must cross."""
+        clusters: Sequence[Cluster] = self._fleet.local
+        if len(clusters) == 1:
+            return clusters[0]
+        hits = ask.routing.hit_tokens
+        if hits:
+            clusters = sorted(clusters, key=lambda one: -hits[one.name])
+        best, best_s = None, 0.0
+        for cluster in clusters:
+            found = earliest_slot(cluster.decodes, ask.now_s)
+            if found is not None and (best is None or found[1] < best_s):
+                best, best_s = cluster, found[1]
+                if best_s <= ask.now_s:
+                    break  # none is earlier
+        return best
+
+    def _prefilling(self, ask: Ask, bound: _Bound) -> Prefilling:
+        """The best instance of a cluster, and a copy to it where that pays."""
+        cluster, hit, first, free_s = bound.cluster, bound.hit_tokens, bound.first, bound.free_s
+
+        # One hardware in a cluster, as in the paper: the cost is the same on each instance.
+        def computing_s(cached_tokens: int) -> float:
+            return self._prefill_s(first.instance.hardware, ask.input_tokens, cached_tokens)
+
+        if not hit:
+            service_s = computing_s(0)
+            considered_s = {first.instance.name: free_s + service_s}
+            reuse = Reuse(first, 0, 0, 0, 0.0, service_s, None, considered_s)
+        else:
+            assert self._moves is not None
+            assert ask.lookup is not None
+            reuse = self._moves.best_instance(
+                ask.lookup, cluster, first, hit, computing_s, ask.now_s
+            )
+            free_s = reuse.backlog.free_at_s(ask.now_s)
+        cached_tokens, service_s, copy, copy_s = reuse.cached_tokens, reuse.service_s, None, 0.0
+        offer = ask.offers[not cluster.finishes]
+        if offer is not None and offer.tokens > hit and self._is_linked(ask, cluster):
+            assert self._moves is not None
+            moved, taking_s = self._moves.copying(offer, cluster, hit)
+            copied_s = taking_s + reuse.fetch_s + computing_s(offer.tokens)
+            if copied_s < service_s:
+                copy = CopyPrefix(offer.holder, reuse.backlog.instance.name, offer.tokens, moved)
+                copy_s, service_s, cached_tokens = taking_s, copied_s, offer.tokens
+        return Prefilling(cluster, reuse, cached_tokens, copy, copy_s, service_s, free_s)
+
+    def _prefill_s(self, hardware: str, input_tokens: int, cached_tokens: int) -> float:
+        """Looked up once for all clusters with the same hit."""
+        key = (hardware, cached_tokens)
+        found = self._costs.get(key)
+        if found is None:
+            cost = self._config.prefill_s[hardware]
+            found = self._costs[key] = cost(input_tokens - cached_tokens, cached_tokens)
+        return found
+
+    def _resident_tokens(self, ask: Ask, near: Cluster) -> int:
+        """What the cluster holds from the start of the prompt, a state or not: its growing KV need
+        not move, and the state moves anyway."""
+        if ask.lookup is None or self._moves is None:
+            return 0
+        return self._moves.held_tokens(ask.lookup, near.name)
+
+    def _is_linked(self, ask: Ask, cluster: Cluster) -> bool:
+        return cluster.finishes or cluster.name in ask.routing.roomy
+
+    def _timeline(self, ask: Ask, one: Prefilling, near: Cluster) -> Placement | None:
+        """The decode instance and the expected prefill start, KV landing and slot."""
+        config = self._config
+        link = None if one.cluster.finishes else one.cluster.name
+        hop_s = 0.0 if link is None else config.links[link].dispatch_delay_s
+        held = self._resident_tokens(ask, near)
+        if one.copy is not None and link is None:
+            held = one.copy.tokens  # by then it lies in this cluster
+        prefill_s = one.service_s - one.reuse.fetch_s - one.copy_s
+        tail_s = config.transfer_tail_s(ask.input_tokens, held, prefill_s, link)
+        if self._reserves:
+            found = earliest_slot(near.decodes, ask.now_s)
+            if found is None:
+                return None
+            start_s = max(one.free_s, found[1] + hop_s)
+            landed_s = start_s + one.service_s + tail_s
+            return Placement(one, found[0], held, start_s, landed_s, found[1])
+        start_s = max(one.free_s, ask.now_s + hop_s)
+        landed_s = start_s + one.service_s + tail_s
+        found = earliest_slot(near.decodes, landed_s)
+        if found is None:
+            return None
+        return Placement(one, found[0], held, start_s, landed_s, found[1])
+
+
+def earliest_slot(
+    backlogs: Sequence[DecodeBacklog], landed_s: float
+) -> tuple[DecodeBacklog, float] | None:
+    """The decode instance in service with the earliest slot for KV landing at ``landed_s``.
+
+    Ties go to the instance with the fewest requests assigned, then to the lowest index. Returns
+    the instance's backlog and the instant of the slot, or None when none takes requests.
+    """
+    best: tuple[DecodeBacklog, float] | None = None
+    for backlog in backlogs:
+        if not backlog.up or backlog.draining:
+            continue
+        slot_s = backlog.slot_at_s(landed_s)
+        if best is None or slot_s < best[1] or (slot_s == best[1] and len(backlog) < len(best[0])):
+            best = backlog, slot_s
+    return best

@@ -1,0 +1,91 @@
+"""Who is free first, by a heap against a look at everyone, whatever happens to the instances."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_setup import instances
+
+from harness.core import EngineError
+from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
+from harness.scheduling.fleet import Fleet, PrefillOrder
+
+COUNT = 4
+which = st.integers(0, COUNT - 1)
+steps = st.one_of(
+    st.tuples(st.just("add"), which, st.integers(1, 40)),
+    st.tuples(st.just("add"), which, st.integers(1, 40)),
+    st.tuples(st.just("started"), which, st.integers(0, 3)),
+    st.tuples(st.just("remove"), which, st.integers(0, 3)),
+    st.tuples(st.just("wait"), st.integers(0, 80), st.none()),
+    st.tuples(st.sampled_from(["up", "down", "drain"]), which, st.none()),
+)
+
+
+def look_at_everyone(backlogs: list[PrefillBacklog], now_s: float) -> PrefillBacklog | None:
+    serving = [one for one in backlogs if one.in_service]
+    return min(
+        serving, key=lambda one: (one.free_at_s(now_s), one.last_given, one.index), default=None
+    )
+
+
+@settings(max_examples=150)
+@given(st.lists(steps, max_size=60))
+def test_the_first_that_is_free_is_found(drawn: list[tuple[str, int, int | None]]) -> None:
+    backlogs = [PrefillBacklog(one, n) for n, one in enumerate(instances(0, COUNT, 0))]
+    order = PrefillOrder()
+    for one in backlogs:
+        order.enter(one)
+    queued: list[list[str]] = [[] for _ in backlogs]
+    now_s, given_so_far = 0.0, 0
+    for step, at, value in drawn:
+        if step == "wait":
+            now_s += at / 4
+        else:
+            one, rids = backlogs[at], queued[at]
+            if step == "add":
+                assert value is not None
+                given_so_far += 1
+                rids.append(str(given_so_far))
+                one.add(rids[-1], value / 4, max(now_s, one.free_at_s(now_s)))
+                one.last_given = given_so_far
+            elif step == "started" and value is not None and value < len(rids):
+                one.started(rids[value], now_s)
+            elif step == "remove" and value is not None and value < len(rids):
+                one.remove(rids.pop(value), now_s)
+            elif step in ("up", "down"):
+                one.up = step == "up"
+            elif step == "drain":
+                one.draining = not one.draining
+            order.enter(one)
+        assert order.least(now_s) is look_at_everyone(backlogs, now_s)
+        assert len(order) == sum(one.in_service for one in backlogs)
+
+
+def test_the_heap_does_not_grow_with_what_has_passed() -> None:
+    (instance,) = instances(0, 1, 0)
+    backlog, order = PrefillBacklog(instance, 0), PrefillOrder()
+    for number in range(5_000):
+        backlog.add("far", 1e9, 0.0)
+        order.enter(backlog)
+        backlog.remove("far", 0.0)
+        backlog.last_given = number
+        order.enter(backlog)
+    assert len(order._busy) < 100
+    assert order.least(0.0) is backlog
+
+
+def test_an_instance_is_spared_where_another_of_its_role_stays() -> None:
+    fleet = Fleet(instances(1, 2, 1), max_batch=4)
+    assert fleet.spare("prefill", 0.0) is None  # the only decode instance
+    busy = fleet.named("pd-p0")
+    assert isinstance(busy, PrefillBacklog)
+    busy.add("a", 5.0, 0.0)
+    spare = fleet.spare("decode", 0.0)
+    assert spare is fleet.named("pd-p1")
+    fleet.convert(spare, "decode")
+    assert isinstance(fleet.named("pd-p1"), DecodeBacklog)
+    assert [one.role for one in fleet.instances] == ["prefill", "prefill", "decode", "decode"]
+    assert fleet.spare("decode", 0.0) is None
+    assert fleet.spare("prefill", 0.0) is not None
+    with pytest.raises(EngineError, match="pd-p7"):
+        fleet.named("pd-p7")
