@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.scheduling.congestion import CongestionConfig, LinkEstimate, LinkSample, LinkState
+from harness.scheduling.congestion import (
+    EASY,
+    CongestionConfig,
+    LinkEstimate,
+    LinkSample,
+    LinkState,
+)
 
 CAPACITY = 1000.0
 CONFIG = CongestionConfig(CAPACITY, smoothing_s=1.0)
@@ -110,10 +116,14 @@ def test_a_sender_that_goes_away_fades_and_is_forgotten() -> None:
 
 
 class Link:
-    """One FIFO link that carries ``rate``, offered bytes, and sampled once a second."""
+    """One FIFO link that carries ``rate``, offered bytes, and sampled once a second.
 
-    def __init__(self, estimate: LinkEstimate) -> None:
+    What waits does so at the sender, or ``buffered`` in front of the bottleneck.
+    """
+
+    def __init__(self, estimate: LinkEstimate, *, buffered: bool = False) -> None:
         self.estimate, self.now_s, self.acked, self.waiting = estimate, 0.0, 0.0, 0.0
+        self.buffered = buffered
         self.state = estimate.handle([sample(0.0, 0.0)], 0.0)
 
     def second(self, offered: float, rate: float) -> LinkState:
@@ -121,13 +131,19 @@ class Link:
         self.waiting += offered - sent
         self.acked += sent
         self.now_s += 1.0
-        one = sample(self.now_s, self.acked, backlog=self.waiting)
+        if self.buffered:
+            one = sample(self.now_s, self.acked, rtt_s=0.01 + self.waiting / rate)
+        else:
+            one = sample(self.now_s, self.acked, backlog=self.waiting, rtt_s=0.01)
         self.state = self.estimate.handle([one], self.now_s)
         return self.state
 
 
-def test_capacity_is_learned_from_busy_periods_and_comes_back_when_nothing_waits() -> None:
-    link = Link(LinkEstimate(CONFIG))
+@pytest.mark.parametrize("buffered", [False, True])
+def test_capacity_is_learned_from_busy_periods_and_comes_back_when_nothing_waits(
+    buffered: bool,
+) -> None:
+    link = Link(LinkEstimate(CONFIG), buffered=buffered)
     assert link.second(300, CAPACITY).capacity_bytes_per_s == CAPACITY
     state = link.second(60, 50)  # cut to 50 while 60 a second are offered
     # Not yet: what waits is less than what a period carries, so the link might have been idle.
@@ -140,10 +156,15 @@ def test_capacity_is_learned_from_busy_periods_and_comes_back_when_nothing_waits
         state = link.second(0, 50)
     held = [link.second(0, 50).capacity_bytes_per_s for _ in range(10)]
     assert held[-1] <= 50 * 1.05**2  # an idle link teaches nothing
-    rates = [link.second(40, CAPACITY).capacity_bytes_per_s for _ in range(90)]
-    assert rates == sorted(rates)
-    assert rates[-1] == CAPACITY
-    steps = [after / before for before, after in pairwise(rates[5:40])]
+    light = [link.second(20, CAPACITY).capacity_bytes_per_s for _ in range(50)]
+    assert light == [held[-1]] * 50  # nor does one that is hardly used
+    heavy = [link.second(0.8 * held[-1], CAPACITY).capacity_bytes_per_s for _ in range(50)]
+    assert heavy == sorted(heavy)
+    assert heavy[-1] == pytest.approx(0.8 * held[-1] / EASY, rel=CONFIG.recovery_factor - 1)
+    rates = [held[-1]]
+    while rates[-1] < CAPACITY:
+        rates.append(link.second(0.8 * rates[-1], CAPACITY).capacity_bytes_per_s)
+    steps = [after / before for before, after in pairwise(rates[1:-1])]
     assert steps == pytest.approx([CONFIG.recovery_factor] * len(steps))
 
 
@@ -159,11 +180,14 @@ def test_a_rate_above_what_was_learned_is_believed_at_once() -> None:
     assert state.capacity_bytes_per_s >= 300
 
 
-@given(st.lists(st.tuples(st.floats(0, 3000), st.floats(10, 2000)), min_size=1, max_size=60))
+@given(
+    st.lists(st.tuples(st.floats(0, 3000), st.floats(10, 2000)), min_size=1, max_size=60),
+    st.booleans(),
+)
 def test_capacity_is_never_below_what_the_link_carried_at_its_slowest(
-    seconds: list[tuple[float, float]],
+    seconds: list[tuple[float, float]], buffered: bool
 ) -> None:
-    link, slowest = Link(LinkEstimate(CONFIG)), CAPACITY
+    link, slowest = Link(LinkEstimate(CONFIG), buffered=buffered), CAPACITY
     for offered, rate in seconds:
         state = link.second(offered, rate)
         slowest = min(slowest, rate)
@@ -196,3 +220,15 @@ def test_silence_of_senders_that_had_spoken_is_an_outage_and_word_ends_it() -> N
     estimate.handle([sample(102.0, 0.0)], 102.0)
     assert not estimate.is_down(102.5)
     assert not LinkEstimate(CONFIG).is_down(1e9)  # without a bound nothing is
+
+
+def test_what_stands_in_a_buffer_is_no_outage_when_the_flow_is_over() -> None:
+    link = Link(LinkEstimate(DOWN), buffered=True)
+    for _ in range(5):
+        link.second(120, 50)
+    assert link.state.scarce
+    # Nothing is sent any more, so nothing is acknowledged, and the RTT is as it was.
+    for second in range(6, 30):
+        state = link.estimate.handle([sample(second, link.acked, rtt_s=7.0)], float(second))
+        assert not state.down
+    assert state.waiting_bytes == 0

@@ -203,7 +203,7 @@ def test_the_terms_add_up_and_nothing_is_lost(name: str, admission: str, rate: f
             "workload.cv=2",
             f"scheduling.admission={admission}",
             "scheduling.admission_deadline='600s'",
-            "scheduling.bandwidth_aware=false",  # what is offered is known only of a fixed threshold
+            "scheduling.bandwidth_aware=false",  # what is offered is known of a fixed t only
         ],
     )
     scenario = replace(scenario, link=symmetric("test", rate, 0.03))

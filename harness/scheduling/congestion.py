@@ -7,24 +7,28 @@ acknowledged bytes give a rate, smoothed with time constant tau over irregular s
 
 and decayed by exp(-age / tau) while nothing is heard of it, so that a sender that went away fades.
 The link's goodput is their sum. What waits is the layers that no connection has taken (once per
-pair of sender and receiver) and the bytes TCP has not sent yet; over the capacity it is a time. The
-queueing delay is the median over connections of RTT minus the least RTT seen: it counts packets on
-the way, not what waits at the sender.
+pair of sender and receiver), the bytes TCP has not sent yet, and those that stand in queues on the
+way, by Little's law a connection's rate times its RTT beyond the least RTT seen: a window wider
+than the path moves what waits from the sender into the bottleneck's buffer. Over the capacity what
+waits is a time. The queueing delay is the median of RTT minus least RTT over connections.
 
 The capacity begins as the one the link was given and is learned from periods of at least tau in
 which less was acknowledged than waited at their beginning: the link was busy throughout, so that
-acked / period is what it carries. In a period that carried something while nothing waited long it
-grows by ``recovery_factor``, or to the rate that was seen, up to what the link was given: a link
-that is no longer short shows it by not letting anything wait. Utilisation is goodput over capacity.
+acked / period is what it carries. Two such periods in a row are needed, and the better of the last
+three counts, since reports of several senders fall on either side of a period's end. It grows by
+``recovery_factor``, or to the rate that was seen, in a period in which nothing waited long although
+more than ``EASY`` of it was used: a link that carries little tells nothing of what it could carry.
+It never exceeds what the link was given. Utilisation is goodput over capacity.
 
 The link is scarce when it is nearly full and something waits; it is abundant again only well below
-that (hysteresis), so that routing does not flap. It is down when something waits and nothing was
-acknowledged for ``down_after_s``, or when for so long nothing was heard of senders that had been
-heard of: what they say comes over the same link. Bytes and seconds are scenario units; a sample's
-``at_s`` is when it was taken, on the axis of ``now_s``: the difference is its staleness.
+that (hysteresis), so that routing does not flap. It is down when something waits at a sender and
+nothing was acknowledged for ``down_after_s``, or when for so long nothing was heard of senders that
+had been heard of: what they say comes over the same link. Bytes and seconds are scenario units; a
+sample's ``at_s`` is when it was taken, on the axis of ``now_s``: the difference is its staleness.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -33,6 +37,10 @@ from statistics import median
 _INSTANT_S = 1e-9
 #: A link that got through more than this of what waited may have been idle at the end.
 _STILL_WAITED = 0.95
+#: Used up to here, a link says nothing of what more it could carry.
+EASY = 0.7
+#: Busy periods in a row that are compared.
+_FEWEST_BUSY, _MOST_BUSY = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ class _Line:
     last: LinkSample
     bytes_per_s: float = 0.0
     retransmits_per_s: float = 0.0
+    #: Between the last two samples alone: an RTT is as fresh as what was acknowledged meanwhile.
+    latest_bytes_per_s: float = 0.0
 
 
 class LinkEstimate:
@@ -130,8 +140,9 @@ class LinkEstimate:
                 key: line for key, line in self._lines.items() if line.last.at_s >= horizon_s
             }
         self._due_s = max(now_s, next_s or now_s) + self._config.down_after_s
-        waiting = self._waiting_bytes(list(self._lines.values()))
-        if acked > 0 or not waiting:
+        lines = list(self._lines.values())
+        waiting = self._waiting_bytes(lines, now_s)
+        if acked > 0 or not _unsent_bytes(lines):
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = max(newest_s, now_s - self._config.smoothing_s)
@@ -145,10 +156,10 @@ class LinkEstimate:
         out once they are old."""
         horizon_s = now_s - self._config.forget_after_s
         lines = [line for line in self._lines.values() if line.last.at_s >= horizon_s]
-        fading = [math.exp(-max(0.0, now_s - line.last.at_s) / self._tau_s) for line in lines]
+        fading = [self._fading(line, now_s) for line in lines]
         rate = sum(line.bytes_per_s * by for line, by in zip(lines, fading, strict=True))
         again = sum(line.retransmits_per_s * by for line, by in zip(lines, fading, strict=True))
-        waiting = self._waiting_bytes(lines)
+        waiting = self._waiting_bytes(lines, now_s)
         capacity = self._busy.capacity_bytes_per_s
         return LinkState(
             at_s=max((line.last.at_s for line in lines), default=None),
@@ -181,21 +192,25 @@ class LinkEstimate:
         replaced = sample.acked_bytes < before.acked_bytes
         acked = sample.acked_bytes - (0.0 if replaced else before.acked_bytes)
         again = sample.retransmits - (0 if replaced else before.retransmits)
+        line.latest_bytes_per_s = acked / dt_s
         weight = 1 - math.exp(-dt_s / self._tau_s)
         line.bytes_per_s += weight * (acked / dt_s - line.bytes_per_s)
         line.retransmits_per_s += weight * (again / dt_s - line.retransmits_per_s)
         line.last = sample
         return acked
 
-    def _waiting_bytes(self, lines: list[_Line]) -> float:
-        newest: dict[tuple[str, str], LinkSample] = {}
-        for line in lines:
-            pair = (line.last.sender, line.last.peer)
-            if pair not in newest or line.last.at_s > newest[pair].at_s:
-                newest[pair] = line.last
-        return sum(line.last.unsent_bytes for line in lines) + sum(
-            sample.backlog_bytes for sample in newest.values()
+    def _fading(self, line: _Line, now_s: float) -> float:
+        return math.exp(-max(0.0, now_s - line.last.at_s) / self._tau_s)
+
+    def _waiting_bytes(self, lines: list[_Line], now_s: float) -> float:
+        queued = sum(
+            line.latest_bytes_per_s
+            * self._fading(line, now_s)
+            * (line.last.rtt_s - line.last.min_rtt_s)
+            for line in lines
+            if line.last.min_rtt_s is not None and line.last.rtt_s > line.last.min_rtt_s
         )
+        return queued + _unsent_bytes(lines)
 
     def _judge(self, utilisation: float, waiting_s: float) -> bool:
         config = self._config
@@ -210,6 +225,7 @@ class _Busy:
     def __init__(self, config: CongestionConfig) -> None:
         self._config = config
         self.capacity_bytes_per_s = config.capacity_bytes_per_s
+        self._busy_rates: deque[float] = deque(maxlen=_MOST_BUSY)
         self._begun_s: float | None = None
         self._waited_bytes = 0.0
         self._acked_bytes = 0.0
@@ -227,14 +243,28 @@ class _Busy:
                 return
             rate, capacity = self._acked_bytes / span_s, self.capacity_bytes_per_s
             if 0 < self._acked_bytes < _STILL_WAITED * self._waited_bytes and waiting_bytes > 0:
-                capacity = rate
+                self._busy_rates.append(rate)
+                if len(self._busy_rates) >= _FEWEST_BUSY:
+                    capacity = max(self._busy_rates)
             else:
+                self._busy_rates.clear()
                 short_wait = waiting_bytes <= config.scarce_waiting_s * capacity
-                if rate > 0 and short_wait and not scarce:
+                if rate > EASY * capacity and short_wait and not scarce:
                     capacity *= config.recovery_factor
                 capacity = max(capacity, rate)
             self.capacity_bytes_per_s = min(capacity, config.capacity_bytes_per_s)
         self._begun_s, self._waited_bytes, self._acked_bytes = now_s, waiting_bytes, 0.0
+
+
+def _unsent_bytes(lines: list[_Line]) -> float:
+    """What waits at the senders."""
+    newest: dict[tuple[str, str], LinkSample] = {}
+    for line in lines:
+        pair = (line.last.sender, line.last.peer)
+        if pair not in newest or line.last.at_s > newest[pair].at_s:
+            newest[pair] = line.last
+    unsent = sum(line.last.unsent_bytes for line in lines)
+    return unsent + sum(sample.backlog_bytes for sample in newest.values())
 
 
 def _queueing_delay_s(lines: list[_Line]) -> float:
