@@ -79,6 +79,7 @@ class LinkWatch:
                 "peer": sender.name,
                 "utilisation": state.utilisation,
                 "waiting_s": state.waiting_s,
+                "capacity_bytes_per_s": state.capacity_bytes_per_s,
                 "scarce": state.scarce,
             }
         )

@@ -308,6 +308,7 @@ def join_link(view: CellView, rows: Iterable[LinkRow]) -> list[dict[str, Any]]:
                 "backlog_wire_bytes": row.backlog_bytes,
                 "utilisation": row.utilisation,
                 "waiting_s": row.waiting_s,
+                "capacity_bytes_per_s": row.capacity_bytes_per_s,
                 "scarce": row.scarce,
             }
         )

@@ -141,6 +141,7 @@ class LinkRow:
     backlog_bytes: int | None = None
     utilisation: float | None = None
     waiting_s: float | None = None
+    capacity_bytes_per_s: float | None = None
     scarce: bool | None = None
 
 

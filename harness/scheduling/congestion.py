@@ -14,8 +14,8 @@ waits is a time. The queueing delay is the median of RTT minus least RTT over co
 
 The capacity begins as the one the link was given and is learned from periods of at least tau in
 which less was acknowledged than waited at their beginning: the link was busy throughout, so that
-acked / period is what it carries. Two such periods in a row are needed, and the better of the last
-three counts, since reports of several senders fall on either side of a period's end. It grows by
+what was acknowledged is what it carries. The best of the last ten such periods counts, and one
+alone does not: a connection that sits out a timeout has something waiting too. It grows by
 ``recovery_factor``, or to the rate that was seen, in a period in which nothing waited long although
 more than ``EASY`` of it was used: a link that carries little tells nothing of what it could carry.
 It never exceeds what the link was given. Utilisation is goodput over capacity.
@@ -39,8 +39,8 @@ _INSTANT_S = 1e-9
 _STILL_WAITED = 0.95
 #: Used up to here, a link says nothing of what more it could carry.
 EASY = 0.7
-#: Busy periods in a row that are compared.
-_FEWEST_BUSY, _MOST_BUSY = 2, 3
+#: Busy periods that are compared.
+_FEWEST_BUSY, _MOST_BUSY = 3, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,8 @@ class LinkEstimate:
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = max(newest_s, now_s - self._config.smoothing_s)
-        self._busy.observe(acked, waiting, now_s, scarce=self._scarce)
+        latest = sum(self._latest(line, now_s) for line in lines)
+        self._busy.observe(latest, waiting, now_s, scarce=self._scarce)
         state = self.state(now_s)
         self._scarce = state.scarce
         return state
@@ -202,11 +203,13 @@ class LinkEstimate:
     def _fading(self, line: _Line, now_s: float) -> float:
         return math.exp(-max(0.0, now_s - line.last.at_s) / self._tau_s)
 
+    def _latest(self, line: _Line, now_s: float) -> float:
+        """Bytes per second between the last two samples, while they are new."""
+        return line.latest_bytes_per_s if now_s - line.last.at_s <= 2 * self._tau_s else 0.0
+
     def _waiting_bytes(self, lines: list[_Line], now_s: float) -> float:
         queued = sum(
-            line.latest_bytes_per_s
-            * self._fading(line, now_s)
-            * (line.last.rtt_s - line.last.min_rtt_s)
+            self._latest(line, now_s) * (line.last.rtt_s - line.last.min_rtt_s)
             for line in lines
             if line.last.min_rtt_s is not None and line.last.rtt_s > line.last.min_rtt_s
         )
@@ -228,32 +231,28 @@ class _Busy:
         self._busy_rates: deque[float] = deque(maxlen=_MOST_BUSY)
         self._begun_s: float | None = None
         self._waited_bytes = 0.0
-        self._acked_bytes = 0.0
 
-    def observe(
-        self, acked_bytes: float, waiting_bytes: float, now_s: float, *, scarce: bool
-    ) -> None:
-        """``acked_bytes`` since the last call, ``waiting_bytes`` now."""
+    def observe(self, rate: float, waiting_bytes: float, now_s: float, *, scarce: bool) -> None:
+        """``rate``: acknowledged per second of late, each connection over its own last step, since
+        reports of several senders fall on either side of a period's end. ``waiting_bytes``: now."""
         config = self._config
-        self._acked_bytes += acked_bytes
         if self._begun_s is not None:
             span_s = now_s - self._begun_s
             # Samples come with a jitter; most of a period is enough.
             if span_s < 0.9 * config.smoothing_s:
                 return
-            rate, capacity = self._acked_bytes / span_s, self.capacity_bytes_per_s
-            if 0 < self._acked_bytes < _STILL_WAITED * self._waited_bytes and waiting_bytes > 0:
+            capacity = self.capacity_bytes_per_s
+            if 0 < rate * span_s < _STILL_WAITED * self._waited_bytes and waiting_bytes > 0:
                 self._busy_rates.append(rate)
                 if len(self._busy_rates) >= _FEWEST_BUSY:
                     capacity = max(self._busy_rates)
             else:
-                self._busy_rates.clear()
                 short_wait = waiting_bytes <= config.scarce_waiting_s * capacity
                 if rate > EASY * capacity and short_wait and not scarce:
                     capacity *= config.recovery_factor
                 capacity = max(capacity, rate)
             self.capacity_bytes_per_s = min(capacity, config.capacity_bytes_per_s)
-        self._begun_s, self._waited_bytes, self._acked_bytes = now_s, waiting_bytes, 0.0
+        self._begun_s, self._waited_bytes = now_s, waiting_bytes
 
 
 def _unsent_bytes(lines: list[_Line]) -> float:
