@@ -76,7 +76,6 @@ class Run:
         self._reporting: set[str] = set()
         #: Instances whose next prefill finds no room.
         self._stalled: dict[str, None] = {}
-        self._reports_due = 0
         self._copied_bytes = 0.0
         self._thresholds: list[ThresholdSet] = []
         self._roles: list[RoleTaken] = []
@@ -156,9 +155,8 @@ class Run:
 
     def _look(self, _: None, now_s: float) -> None:
         reports = self._pulse.look(now_s)
-        # Reports alone make nothing happen.
-        goes_on = self._arrivals_left or len(self._heap) > self._reports_due
-        self._reports_due += 1
+        # A deadline that nobody waits for any more is no reason to go on.
+        goes_on = self._arrivals_left or self._scheduler.in_flight
         if self._staleness_s > 0:
             self._at(now_s + self._staleness_s, self._report, reports)
         else:
@@ -167,7 +165,6 @@ class Run:
             self._at(self._pulse.next_s(), self._look, None)
 
     def _report(self, reports: list[ev.Event], now_s: float) -> None:
-        self._reports_due -= 1
         for report in reports:
             self._tell(report, now_s)
 
@@ -267,7 +264,8 @@ class Run:
             self._at(now_s + live.hop_s, self._join_prefill, live)
 
     def _timeout_s(self, live: Live) -> float:
-        return live.request.planned_s + self._scenario.testbed.request_timeout_s
+        due_s = live.request.planned_s + self._scenario.testbed.request_timeout_s
+        return max(self._now_s, due_s)
 
     def _join_prefill(self, live: Live, now_s: float) -> None:
         prefill = self._prefill[live.prefill.name]
@@ -309,7 +307,7 @@ class Run:
         self._tell(ev.PrefillDone(live.request.rid), now_s)
         landed_s = now_s if prefill.path is None else prefill.path.landed_s(live.number, now_s)
         if landed_s == math.inf:
-            self._at(max(now_s, self._timeout_s(live)), self._lose, live)
+            self._at(self._timeout_s(live), self._lose, live)
         else:
             self._at(max(landed_s, live.resident_s), self._land, live)
         prefill.running = False
