@@ -224,6 +224,11 @@ class PrefixPool:
         """Give the memory back; without a transfer nothing happens."""
         self.transfer_blocks -= self._transfers.pop(rid, 0)
 
+    def lease_blocks(self, rid: str) -> int:
+        """What ``rid`` has pinned."""
+        lease = self._leases.get(rid, _Lease())
+        return len(lease.keys) + len(lease.states) * self._state_blocks
+
     def clear(self) -> None:
         """Evict everything that nobody has pinned."""
         while self._evictable:

@@ -59,8 +59,8 @@ def _refuse_planned_only(scenario: Scenario) -> None:
     if scenario.prefix.model != "none":
         raise ScenarioError(
             f"'prefix.model' in the scenario file {scenario.path} asks for cached prefixes, which "
-            "only prfaas plan knows so far: neither the simulator nor the testbed keeps a prefix "
-            'cache. Set prefix.model = "none".'
+            'only prfaas plan takes into account. Set prefix.model = "none"; the caches of a run '
+            "are those of prefix_cache.enabled, over requests with hash ids (a trace)."
         )
     for name, one in scenario.deployments.items():
         if one.more_prfaas or one.more_pd:

@@ -19,6 +19,7 @@ from harness.architecture import load_architecture
 from harness.core import Role, ScenarioError
 from harness.datafile import printable
 from harness.deployment import Deployment
+from harness.gateway_settings import resolve_gateway
 from harness.mechanisms import resolve_prefix_cache, resolve_scheduling, resolve_transport
 from harness.profile_file import load_profile
 from harness.resolution import (
@@ -31,14 +32,12 @@ from harness.resolution import (
     traced,
     wrong,
 )
-from harness.scenario_file import (
-    ScenarioFile,
-    json_schema,
-    read_scenario_file,
-)
+from harness.scenario_file import ScenarioFile, read_scenario_file
+from harness.scenario_schema import json_schema
 from harness.settings import (
     Cost,
     Fabric,
+    Gateway,
     Hardware,
     Load,
     Model,
@@ -101,6 +100,7 @@ class Scenario:
     transport: Transport
     deployments: dict[str, Deployment]
     testbed: Testbed
+    gateway: Gateway
 
 
 def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
@@ -144,6 +144,7 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
             realtime=file.testbed.realtime,
             request_timeout_s=file.testbed.request_timeout,
         ),
+        gateway=resolve_gateway(file.gateway, where, path.parent),
     )
     check_scenario(scenario, where)
     return scenario
@@ -317,9 +318,10 @@ def _plain(value: object) -> object:
 
 
 def _without_paths(value: object) -> object:
-    """Without ``path`` and ``trace``: the contents are there, a trace's as ``trace_sha256``."""
+    """Without what only says where: contents are there, a trace's as ``trace_sha256``."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k not in ("path", "trace")}
+        places = ("path", "trace", "tokenizer", "api_key_file")
+        kept = {k: v for k, v in value.items() if k not in places}
         return {key: _without_paths(item) for key, item in kept.items()}
     if isinstance(value, list):
         return [_without_paths(item) for item in value]

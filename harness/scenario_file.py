@@ -5,11 +5,8 @@ A key that is not listed is an error that names the nearest one. No path is open
 scenario file itself. Defaults live in these classes and nowhere else.
 """
 
-import ast
-import inspect
 import tomllib
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +17,7 @@ from harness.core import ScenarioError
 from harness.datafile import explain, printable, read_text_file
 from harness.deployment import Balancing
 from harness.scenario_values import (
+    BodySize,
     ByteSize,
     ChunkSize,
     Count,
@@ -267,6 +265,32 @@ class TestbedTable(_Table):
     """In scenario time, like every duration here."""
 
 
+class GatewayTable(_Table):
+    """Limits of the live gateway, in scenario time unless they say otherwise. A simulation has none
+    of them; a phase without a limit may last as long as testbed.request_timeout."""
+
+    connect_timeout_wall: PositiveDuration = Field(default="5s", validate_default=True)
+    """Most time for a connection to a worker, in wall time: no scenario makes a process slow."""
+    prefill_queue_timeout: PositiveDuration | None = None
+    """Most time between a request's way to its prefill instance and the start of its prefill."""
+    prefill_timeout: PositiveDuration | None = None
+    transfer_timeout: PositiveDuration | None = None
+    """Most time from the end of prefill until all KV is acknowledged."""
+    decode_admission_timeout: PositiveDuration | None = None
+    """Most time from there until the first token of the decode instance."""
+    between_tokens_timeout: PositiveDuration = Field(default="60s", validate_default=True)
+    """Most time between two chunks, of which one has testbed.stream_interval_tokens tokens."""
+    max_retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """Placements after the first, of a request whose instance was lost before its first token."""
+    max_body: BodySize = Field(default="16MiB", validate_default=True)
+    """Longest body of a request; a longer one is refused with 413."""
+    tokenizer: PathText | None = None
+    """A tokenizer.json, relative to the scenario file, for prompts that come as text."""
+    api_key_file: PathText | None = None
+    """File with the key that clients must show, relative to the scenario file; a key is drawn for
+    each run unless given. The key itself is never recorded."""
+
+
 class ScenarioFile(_Table):
     """A whole scenario file."""
 
@@ -286,32 +310,7 @@ class ScenarioFile(_Table):
     cost: CostTable = Field(default_factory=CostTable)
     deployments: Annotated[dict[str, DeploymentTable], Field(min_length=1, max_length=16)]
     testbed: TestbedTable = Field(default_factory=TestbedTable)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of the TOML form, for editors."""
-    schema = ScenarioFile.model_json_schema()
-    told = _key_docstrings()
-    for table, definition in schema["$defs"].items():
-        for key, value in definition["properties"].items():
-            if (table, key) in told:
-                value["description"] = told[table, key]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _key_docstrings() -> dict[tuple[str, str], str]:
-    """The string under each key of a table, by table and key. Read when the schema is asked for:
-    pydantic would parse this file for every table, each time a scenario is read."""
-    found = {}
-    for table in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
-        if not isinstance(table, ast.ClassDef):
-            continue
-        for key, under in pairwise(table.body):
-            if isinstance(key, ast.AnnAssign) and isinstance(under, ast.Expr):
-                assert isinstance(key.target, ast.Name), "a key is a plain name"
-                assert isinstance(under.value, ast.Constant), "what stands alone is a docstring"
-                found[table.name, key.target.id] = inspect.cleandoc(str(under.value.value))
-    return found
+    gateway: GatewayTable = Field(default_factory=GatewayTable)
 
 
 def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:

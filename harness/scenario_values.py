@@ -58,6 +58,8 @@ Loss = Annotated[float, *_text(*_FRACTION, lambda share: 0 <= share < 1, "0% to 
 Share = Annotated[float, *_text(*_FRACTION, lambda share: 0 <= share <= 1, "0% to 100%")]
 ByteSize = Annotated[float, *_text(*_SIZE, lambda size: 1 <= size <= 1e15, "1B to 1000000GB")]
 ChunkSize = Annotated[int, *_text(*_SIZE, lambda size: 2**10 <= size <= 2**22, "1KiB to 4MiB")]
+#: No worker reads a longer body (``harness.surface.generate.MAX_BODY_BYTES``).
+BodySize = Annotated[int, *_text(*_SIZE, lambda size: 2**10 <= size <= 2**24, "1KiB to 16MiB")]
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]

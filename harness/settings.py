@@ -184,3 +184,32 @@ class Testbed:
     gateway_port: int
     realtime: bool
     request_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a phase of a request may last in the gateway; None: as long as the whole request.
+
+    A queue may rightly hold a request for as long as its client waits, so only what cannot be a
+    queue must have a bound of its own: answering a connection, and the next token.
+    """
+
+    connect_wall_s: float
+    prefill_queue_s: float | None
+    prefill_s: float | None
+    transfer_s: float | None
+    decode_admission_s: float | None
+    between_tokens_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The live gateway. ``tokenizer`` is a ``tokenizer.json``; ``max_retries``: placements after
+    the first. The key in ``api_key_file`` is read by whoever needs it, so that no record has it."""
+
+    timeouts: Timeouts
+    max_retries: int
+    max_body_bytes: int
+    tokenizer: Path | None
+    tokenizer_sha256: str | None
+    api_key_file: Path | None

@@ -171,6 +171,10 @@ def gateway_config(
         gateway_spool=str(root / "gateway.jsonl"),
         decisions_spool=str(root / "decisions.jsonl"),
         link_spool=str(root / "link.jsonl"),
+        timeouts=given.gateway.timeouts,
+        max_retries=given.gateway.max_retries,
+        max_body_bytes=given.gateway.max_body_bytes,
+        tokenizer=str(given.gateway.tokenizer) if given.gateway.tokenizer else None,
     )
     return msgspec.structs.replace(config, **changes)
 

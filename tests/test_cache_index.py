@@ -59,11 +59,10 @@ class Pool:
 
     def shown(self, seq: int) -> bool:
         later, self.known, self.meanwhile = self.meanwhile, seq, []
-        complete = True
-        for one in later:
-            if one > seq:
-                complete = self.told(one) and complete
-        return complete
+        if all(self.told(one) for one in later if one > seq):
+            return True
+        self.meanwhile = []
+        return False
 
     def belief(self) -> tuple[frozenset[int], frozenset[int]]:
         return (frozenset(), frozenset()) if self.known is None else self.history[self.known]
@@ -171,6 +170,16 @@ def test_reports_from_before_a_snapshot_change_nothing_after_it() -> None:
     assert hits(index, index.lookup([1, 2, 3], 3))["pd"] == 2
     assert not index.handle(CacheDelta("pd-p0", 1, (9,)))  # a pool that began anew
     assert len(index) == 0
+
+
+def test_a_worker_that_was_started_again_is_not_asked_without_end() -> None:
+    index = CacheIndex(INSTANCES, has_state=False)
+    assert not index.handle(CacheDelta("pd-p0", 57, (1,)))
+    assert index.handle(CacheDelta("pd-p0", 58, (2,)))  # and then its process ended
+    assert not index.handle(CacheSnapshot("pd-p0", 3, (5,), ()))
+    assert index.handle(CacheSnapshot("pd-p0", 3, (5,), ()))
+    assert index.handle(CacheDelta("pd-p0", 4, (6,)))
+    assert hits(index, index.lookup([5, 6], 2))["pd"] == 2
 
 
 def test_a_snapshot_that_never_comes_is_asked_for_again_and_memory_is_bounded() -> None:

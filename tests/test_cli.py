@@ -83,6 +83,16 @@ def test_a_wrong_setting_is_named(prfaas: Call, settings: list[str], said: list[
     refused(prfaas("simulate", CASE_STUDY, *arguments), 2, *said)
 
 
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_anything_starts(
+    prfaas: Call, tmp_path: Path
+) -> None:
+    tokenizer, runs = tmp_path / "tokenizer.json", tmp_path / "runs"
+    tokenizer.write_text("no tokenizer")
+    flags = ("--set", f"gateway.tokenizer={tokenizer}", "--runs", str(runs))
+    refused(prfaas("bench", CASE_STUDY, *flags), 2, str(tokenizer))
+    assert not runs.exists()
+
+
 def test_a_missing_scenario_is_named() -> None:
     refused(in_a_process("bench", "nowhere.toml"), 2, "nowhere.toml")
 

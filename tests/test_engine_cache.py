@@ -21,6 +21,7 @@ from worker_setup import (
 from harness.architecture import wire_layer_bytes
 from harness.profile_file import load_profile
 from harness.settings import PrefixCache
+from harness.surface.generate import Registration
 
 ROOT = Path(__file__).parent.parent
 PROFILE = load_profile(ROOT / "profiles/prfaas-1t-8xh200.json", "end_slope")
@@ -186,6 +187,20 @@ async def leave(peer: Peer, at: str) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await at_rest(peer)
     assert decoding.running == 0
+
+
+def test_a_request_that_is_cancelled_as_its_registration_comes_stops(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        end = peer.instance("pd-p0").end
+        registration = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(end._registered(registration, 1))
+        await asyncio.sleep(0)
+        registration.set_result(Registration("127.0.0.1", 1))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(tmp_path, test)
 
 
 def test_requests_wait_for_room_and_all_are_served(tmp_path: Path) -> None:

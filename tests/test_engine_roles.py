@@ -144,6 +144,23 @@ def test_a_copy_that_cannot_be_is_refused(tmp_path: Path) -> None:
                 "POST", "pd-p0", "/expect_prefix", body | {"tokens": 10**6}
             )
             assert (status, "full blocks" in str(said)) == (400, True)
+            # A destination that hears of it keeps no memory for what will not come.
+            body = {"room": 2, "keys": KEYS, "tokens": FULL, "source": "x:1"}
+            pool = peer.instance("prfaas-p0").memory.pool
+            assert (await peer.ask("POST", "prfaas-p0", "/expect_prefix", body))[0] == 200
+            assert pool.transfer_blocks > 0
+            for _ in range(2):
+                forgotten = await peer.ask("POST", "prfaas-p0", "/forget_prefix", {"room": 2})
+                assert forgotten[0] == 200
+            async with asyncio.timeout(5):
+                while pool.busy:
+                    await asyncio.sleep(0.005)
+            # What no prompt's keys are would be counted wrongly for ever.
+            for keys in ([KEYS[0]] * 15, [-1, *KEYS[1:]]):
+                for name, more in (("pd-p0", {"source": "x:1"}), ("prfaas-p0", place)):
+                    path = "/expect_prefix" if name == "pd-p0" else "/copy_prefix"
+                    wrong = asked | more | {"keys": keys}
+                    assert (await peer.ask("POST", name, path, wrong))[0] == 400
             for name in ("prfaas-p0", "pd-p0"):
                 assert not peer.instance(name).memory.pool.busy
 

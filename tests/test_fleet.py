@@ -7,6 +7,7 @@ from scheduler_setup import instances
 
 from harness.core import EngineError
 from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
+from harness.scheduling.conversion import Conversion
 from harness.scheduling.fleet import Fleet, PrefillOrder
 
 COUNT = 4
@@ -89,3 +90,30 @@ def test_an_instance_is_spared_where_another_of_its_role_stays() -> None:
     assert fleet.spare("prefill", 0.0) is not None
     with pytest.raises(EngineError, match="pd-p7"):
         fleet.named("pd-p7")
+
+
+def test_what_an_earlier_conversion_says_late_changes_nothing() -> None:
+    fleet = Fleet(instances(0, 2, 1), max_batch=4)
+    first, other = fleet.named("pd-p0"), fleet.named("pd-p1")
+    assert isinstance(first, PrefillBacklog)
+    assert isinstance(other, PrefillBacklog)
+    other.add("a", 5.0, 0.0)
+    conversion = Conversion(fleet)
+    assert conversion.drain("decode", 0.0)
+    assert len(conversion.when_empty()) == 1
+    assert conversion.give_up("pd-p0")
+    first.up = True
+    fleet.changed(first)
+    first.held = 1
+    assert conversion.drain("decode", 0.0)
+    assert not conversion.done("pd-p0")  # of the one that was given up
+    assert conversion.instance == "pd-p0"
+    # Nor does a request's late word about a prefill instance that has become another one.
+    first.held = 0
+    assert len(conversion.when_empty()) == 1
+    assert conversion.done("pd-p0")
+    fleet.convert(fleet.named("pd-p0"), "prefill")
+    fleet.changed(first)
+    order = fleet.clusters["pd"].order
+    assert len(order) == 2
+    assert order.least(0.0) is fleet.named("pd-p0")

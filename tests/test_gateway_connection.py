@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
+from harness.core import EngineError
 from harness.gateway.config import WorkerAddress
 from harness.gateway.connection import HEAD_BYTES, MAX_HELD_BYTES, Connections
 from harness.gateway.upstream import (
@@ -97,6 +98,57 @@ def test_one_that_was_closed_while_idle_is_replaced_once() -> None:
             assert await upstream.ask("a", "POST", "/", b"first") == b"ok"
             assert await upstream.ask("a", "POST", "/", b"second") == b"ok"
             assert (bodies, len(heads)) == ([b"first", b"second"], 3)
+
+    asyncio.run(main())
+
+
+def test_what_was_answered_with_nonsense_is_not_asked_again() -> None:
+    async def answer(_: int, requests: Requests, writer: asyncio.StreamWriter) -> None:
+        await requests.next()
+        writer.write(OK)
+        await requests.next()
+        writer.write(b"nonsense\r\n\r\n")
+
+    async def main() -> None:
+        async with server(answer) as (upstream, heads):
+            assert await upstream.ask("a", "POST", "/", b"first") == b"ok"
+            with pytest.raises(InstanceLostError, match="begins with"):
+                await upstream.ask("a", "POST", "/", b"second")
+            assert len(heads) == 2
+
+    asyncio.run(main())
+
+
+def test_what_goes_on_and_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error's body without an end, a line without one, and JSON deeper than can be read."""
+    monkeypatch.setattr("harness.gateway.upstream._MAX_LINE_BYTES", 10_000)
+    endless = b"HTTP/1.1 %d X\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 100_000
+    deep = b"[" * 50_000
+    event = b'data: {"error": ' + deep + b"\n\n"
+    answers = {
+        b"/error": endless % 500,
+        b"/line": endless % 200,
+        b"/deep": b'HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n{"x": ' % 50_006 + deep,
+        b"/generate": b"HTTP/1.1 200 X\r\nContent-Length: %d\r\n\r\n" % len(event) + event,
+    }
+
+    heads: list[bytes] = []
+
+    async def answer(_: int, requests: Requests, writer: asyncio.StreamWriter) -> None:
+        await requests.next()
+        writer.write(answers[heads[-1].split(b" ")[1]])
+        await requests.next()
+
+    async def main() -> None:
+        nonlocal heads
+        async with server(answer) as (upstream, heads), asyncio.timeout(10):
+            for path in ("/error", "/deep"):
+                with pytest.raises(AnsweredError, match=r"answered 500: (xxx|.*\[\[)"):
+                    await upstream.ask("a", "GET", path)
+            for chunks in (upstream.follow("a", "/line"), upstream.stream("a", b"{}")):
+                async with aclosing(chunks):
+                    with pytest.raises(EngineError, match=r"over 10000 bytes|outside the protocol"):
+                        await anext(chunks)
 
     asyncio.run(main())
 

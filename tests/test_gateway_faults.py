@@ -9,7 +9,6 @@ import pytest
 from gateway_setup import CACHE, PREFILL_S, Setup, body_of, gateway_over
 
 from harness.core import ScenarioError
-from harness.gateway.config import Timeouts
 
 IDS = list(range(20_000, 20_600))
 OTHER = list(range(40_000, 40_600))
@@ -70,7 +69,11 @@ def test_a_request_moves_on_from_an_instance_that_dies_before_the_first_token(
 ) -> None:
     async def main() -> None:
         async with gateway_over(
-            tmp_path, {"prfaas": "p0 p1", "pd": "p0 d0"}, REMOTE, mortal="prfaas", max_retries=1
+            tmp_path,
+            {"prfaas": "p0 p1", "pd": "p0 d0"},
+            REMOTE,
+            "gateway.max_retries=1",
+            mortal="prfaas",
         ) as setup:
             asked = asyncio.create_task(setup.generate(IDS, rid="moved"))
             await setup.until(phase_is("moved", "prefill"))
@@ -167,20 +170,20 @@ def test_a_full_queue_and_a_long_wait_are_refused_early(
 
 
 @pytest.mark.parametrize(
-    ("limits", "engine", "phase"),
+    ("limit", "engine", "phase"),
     [
-        (Timeouts(prefill_queue_s=1.0), {"admission": "reserve_first"}, "prefill_queue"),
-        (Timeouts(prefill_s=1.0), {}, "prefill"),
-        (Timeouts(transfer_s=1.0), SLOW_KV, "transfer"),
-        (Timeouts(between_tokens_s=1.0), {"stream_interval_tokens": 1000}, "between_tokens"),
+        ("prefill_queue_timeout", {"admission": "reserve_first"}, "prefill_queue"),
+        ("prefill_timeout", {}, "prefill"),
+        ("transfer_timeout", SLOW_KV, "transfer"),
+        ("between_tokens_timeout", {"stream_interval_tokens": 1000}, "between_tokens"),
     ],
 )
 def test_a_phase_that_takes_too_long_is_named(
-    tmp_path: Path, limits: Timeouts, engine: dict[str, Any], phase: str
+    tmp_path: Path, limit: str, engine: dict[str, Any], phase: str
 ) -> None:
     async def main() -> None:
         async with gateway_over(
-            tmp_path, {"pd": "p0 d0"}, LOCAL, engine=engine, timeouts=limits
+            tmp_path, {"pd": "p0 d0"}, LOCAL, f"gateway.{limit}=1s", engine=engine
         ) as setup:
             holding = None
             if phase == "prefill_queue":
@@ -209,7 +212,8 @@ def test_without_a_key_only_loopback_is_served(tmp_path: Path) -> None:
 
 def test_a_body_beyond_the_bound_is_refused_whichever_way_it_comes(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gateway_over(tmp_path, {"pd": "p0 d0"}, LOCAL, max_body_bytes=10_000) as setup:
+        bound = "gateway.max_body=10kB"
+        async with gateway_over(tmp_path, {"pd": "p0 d0"}, LOCAL, bound) as setup:
 
             async def without_a_length() -> Any:
                 for _ in range(20):
@@ -224,8 +228,10 @@ def test_a_body_beyond_the_bound_is_refused_whichever_way_it_comes(tmp_path: Pat
 
 def test_text_needs_the_tokenizer_that_was_named(tmp_path: Path) -> None:
     async def main() -> None:
-        path = str(tmp_path / "tokenizer.json")
-        async with gateway_over(tmp_path, {"pd": "p0 d0"}, LOCAL, tokenizer=path):
+        path = tmp_path / "tokenizer.json"
+        path.write_text("{}")
+        named = f"gateway.tokenizer={path}"
+        async with gateway_over(tmp_path, {"pd": "p0 d0"}, LOCAL, named):
             pass
 
     with pytest.raises(ScenarioError, match=r"pip install tokenizers|cannot read the tokenizer"):

@@ -105,6 +105,15 @@ def test_a_body_that_breaks_off_has_not_ended() -> None:
         (b"HTTP/1.1 20 OK\r\n\r\n", "begins with"),
         (b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n", "the line"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "length"),
+        # Whoever took the other one would take the rest for the next answer.
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 3\r\n\r\nabc", "twice"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "twice",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length : 3\r\n\r\nabc", "the line"),
+        (b"HTTP/1.1 200 OK\r\nX: a\r\n Content-Length: 3\r\n\r\nabc", "the line"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "gzip"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "chunk's size"),
         (
@@ -129,3 +138,46 @@ def test_garbage_never_raises_anything_else(pieces: list[bytes]) -> None:
             response.feed(piece)
     except ResponseError:
         pass
+
+
+HEADS = st.lists(
+    st.sampled_from(
+        [
+            b"Content-Length: 3",
+            b"content-length: 99999999999999999999",
+            b"Transfer-Encoding: chunked",
+            b"Connection: close",
+            b": 1",
+            b"X: \xff\x00",
+        ]
+    ),
+    max_size=4,
+)
+
+
+@given(
+    lines=HEADS,
+    body=BODY,
+    flips=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3),
+    cuts=st.lists(st.integers(0, 300), max_size=6),
+)
+def test_a_damaged_answer_is_read_or_named_whatever_the_cuts(
+    lines: list[bytes], body: bytes, flips: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    data = bytearray(
+        b"\r\n".join((b"HTTP/1.1 200 OK", *lines, b"", b"3\r\nabc\r\n0\r\n\r\n")) + body
+    )
+    for at, value in flips:
+        data[at % len(data)] = value
+
+    def outcome(pieces: list[bytes]) -> object:
+        response, got = Response(), b""
+        try:
+            for piece in pieces:
+                for part in response.feed(piece):
+                    got += part
+        except ResponseError:
+            return None
+        return response.status, got, response.ended, response.keeps_connection
+
+    assert outcome(cut(bytes(data), cuts)) == outcome([bytes(data)])

@@ -147,6 +147,31 @@ def test_a_worker_that_cannot_convert_is_out_of_service(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_was_started_again_gets_the_role_it_had(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway_over(
+            tmp_path,
+            {"pd": "p0 p1 d0"},
+            LOCAL,
+            "scheduling.role_conversion=true",
+            'scheduling.conversion="1s"',
+            engine={"convertible": True},
+        ) as setup:
+            setup.driver.scheduler._conversion.drain("decode", setup.driver.now_s())
+            name = setup.driver.scheduler.converting
+            setup.driver.tell(ev.Tick())
+            await setup.until(lambda state: state["roles"][name] == "decode")
+            (one,) = (one for one in setup.workers["pd"]._instances if one.name == name)
+            await one.convert("prefill")  # as its process begins
+            setup.driver.lose(one.name)
+            await setup.until(lambda state: not state["down"])
+            assert one.role == "decode"
+            both = [asyncio.create_task(setup.generate(IDS, 30, rid=f"{n}")) for n in range(2)]
+            assert [one[0] for one in await asyncio.gather(*both)] == [200, 200]
+
+    asyncio.run(main())
+
+
 def test_a_link_that_goes_down_is_heard_of_between_ticks(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway_over(

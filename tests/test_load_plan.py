@@ -9,7 +9,7 @@ import pytest
 from load_process import evenly, load_process, plan_in
 
 from harness.core import Request, ScenarioError
-from harness.load.plan import Plan, load_plan, read_schedule, write_schedule
+from harness.load.plan import Plan, load_plan, read_schedule, write_plan, write_schedule
 
 
 def changed_plan(folder: Path, **changes: Any) -> Path:
@@ -24,6 +24,13 @@ def test_a_plan_is_read_back_with_paths_beside_it(tmp_path: Path) -> None:
     assert (plan.port, plan.api_key, plan.time_scale) == (8123, "secret", 1.0)
     assert plan.schedule_path == str(tmp_path / "schedule.jsonl")
     assert plan.spool_path == str(tmp_path / "client.jsonl")
+
+
+def test_a_plan_is_nobody_elses_to_read(tmp_path: Path) -> None:
+    plan = load_plan(plan_in(tmp_path, 8123, evenly(2, 0.1), api_key="secret"))
+    write_plan(plan, tmp_path / "written.json")
+    assert (tmp_path / "written.json").stat().st_mode & 0o077 == 0
+    assert load_plan(tmp_path / "written.json") == plan
 
 
 def test_a_schedule_is_read_back(tmp_path: Path) -> None:

@@ -150,6 +150,25 @@ def test_a_conversion_that_fails_leaves_the_rest_at_work() -> None:
     assert name in routes
 
 
+def test_the_last_one_of_its_role_is_not_drained() -> None:
+    scheduler = loaded()
+    for number in range(3):  # each prefill instance has one that takes long to leave
+        place(scheduler, f"long{number}", 0.0, 32)
+    _, now_s = run_until_convert(scheduler)
+    name = str(scheduler.converting)
+    first, last = (f"pd-p{n}" for n in range(3) if f"pd-p{n}" != name)
+    scheduler.handle(ev.InstanceDown(first), now_s)
+    assert scheduler.converting == name  # another one is left
+    scheduler.handle(ev.InstanceDown(last), now_s)
+    assert scheduler.converting is None
+    assert place(scheduler, "x", now_s, 32).route.prefill.name == name
+    # Nor is it converted when what it still had has left.
+    for number in range(3):
+        assert scheduler.handle(ev.Finished(f"long{number}"), now_s) == []
+    assert scheduler.fleet.named(name).in_service
+    assert {one.name: one.role for one in scheduler.instances}[name] == "prefill"
+
+
 def test_roles_stay_unless_asked_to_change() -> None:
     scheduler = Scheduler(config(0, 3, 1, max_batch=2, role_period="30s"))
     with pytest.raises(AssertionError, match="nothing was converted"):

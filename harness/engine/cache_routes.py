@@ -5,7 +5,8 @@ gives all of it with the number of the last change. A prefix is copied between c
 calls: ``POST /expect_prefix`` at the destination sets room aside and answers where KV is taken;
 ``POST /copy_prefix`` at the source sends the growing KV that the destination lacks and the state at
 the prefix's end, over the transport like any other KV, and answers when all has arrived. A copy is
-a shortcut: what cannot be had at once is refused with 409, and the request computes instead.
+a shortcut: what cannot be had at once is refused with 409, and the request computes instead; by
+``POST /forget_prefix`` the destination hears that a source refused, and gives the room back.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ from harness.transport.sender import KvSender
 #: Wall time between two looks for changes.
 DELTAS_PERIOD_S = 0.05
 #: Of 64 bits each, which msgspec cannot say; at most those of a million tokens, one a block.
-_Keys = Annotated[tuple[int, ...], Meta(min_length=1, max_length=1_000_000)]
+_Key = Annotated[int, Meta(ge=0)]
+_Keys = Annotated[tuple[_Key, ...], Meta(min_length=1, max_length=1_000_000)]
 _Tokens = Annotated[int, Meta(ge=1)]
 _Room = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -45,6 +47,12 @@ class ExpectPrefix(msgspec.Struct, forbid_unknown_fields=True):
     source: str
 
 
+class ForgetPrefix(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``/forget_prefix``: what was to come in this room will not."""
+
+    room: _Room
+
+
 class CopyPrefix(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``/copy_prefix``: as told to the destination, and as it answered."""
 
@@ -56,7 +64,7 @@ class CopyPrefix(msgspec.Struct, forbid_unknown_fields=True):
     resident_tokens: Annotated[int, Meta(ge=0)]
 
 
-Body = TypeVar("Body", ExpectPrefix, CopyPrefix)
+Body = TypeVar("Body", ExpectPrefix, ForgetPrefix, CopyPrefix)
 
 
 class CacheRoutes:
@@ -75,11 +83,14 @@ class CacheRoutes:
         self._cache, self._kv = cache, kv
         self._sender, self._receiver = sender, receiver
         self._route, self._tasks, self._patience_s = route, tasks, patience_s
+        #: Copies that are expected, by room.
+        self._landing: dict[int, asyncio.Task[None]] = {}
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/cache_deltas", self._deltas)
         app.router.add_get("/cache_snapshot", self._snapshot)
         app.router.add_post("/expect_prefix", self._expect)
+        app.router.add_post("/forget_prefix", self._forget)
         app.router.add_post("/copy_prefix", self._copy)
 
     def settings(self) -> dict[str, int]:
@@ -122,11 +133,20 @@ class CacheRoutes:
             landing = asyncio.create_task(self._land(lease, wanted, resident_tokens, arriving))
             self._tasks.add(landing)
             landing.add_done_callback(self._tasks.discard)
+            self._landing[wanted.room] = landing
+            landing.add_done_callback(lambda _: self._landing.pop(wanted.room, None))
         except BaseException:
             lease.end()
             raise
         host, port = self._route(wanted.source)
         return web.json_response({"host": host, "port": port, "resident_tokens": resident_tokens})
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        """Give the room back that was set aside; nothing happens where none is."""
+        landing = self._landing.get((await _read(request, ForgetPrefix)).room)
+        if landing is not None:
+            landing.cancel()
+        return web.Response()
 
     async def _land(
         self,
@@ -183,7 +203,10 @@ class CacheRoutes:
                 f"{wanted.tokens} tokens are {blocks} full blocks of {block_tokens}; there are "
                 f"keys of {len(wanted.keys)}"
             )
-        return wanted.keys[:blocks], blocks * block_tokens
+        keys = wanted.keys[:blocks]
+        if len(set(keys)) < blocks:
+            raise EngineError("a prompt's blocks have different keys: each stands for all before")
+        return keys, blocks * block_tokens
 
 
 async def _read(request: web.Request, kind: type[Body]) -> Body:

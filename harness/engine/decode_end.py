@@ -56,6 +56,9 @@ class _Landing:
         await self._lease.reserve(nbytes, deadline_s)
         run = prefixes.longest_run(memory, self._keys, self._tokens)
         self.resident_tokens = run.tokens
+        if run.holder is memory and run.tokens > own_tokens:  # what others have left here meanwhile
+            kept = self._stack.enter_context(memory.lease())
+            kept.acquire(self._keys, run.tokens)
         if run.holder is not memory:
             self._fetching = self._stack.enter_context(run.holder.lease())
             self._fetching.acquire(self._keys, run.tokens)
@@ -240,7 +243,8 @@ class DecodeEnd:
     async def _admit(self, ready_ns: int) -> int:
         deadline_s = self._config.admission_deadline_s / self._config.time_scale
         try:
-            return await asyncio.wait_for(self._engine.slots.grant(ready_ns), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                return await self._engine.slots.grant(ready_ns)
         except TimeoutError as error:
             raise EngineError(
                 "decode_admission: no slot became free within "

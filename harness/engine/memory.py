@@ -48,7 +48,7 @@ class Lease:
         """
         self._check_open()
         memory = self._memory
-        memory.check_size(nbytes)
+        memory.check_size(self._name, nbytes)
         if memory.open(self._name, nbytes):
             return False
         self._waiting = asyncio.get_running_loop().create_future()
@@ -122,10 +122,10 @@ class Memory:
         """For one request; to be ended."""
         return Lease(self, str(next(self._numbers)))
 
-    def check_size(self, nbytes: int) -> None:
-        """EngineError for KV that is larger than the whole memory."""
+    def check_size(self, name: str, nbytes: int) -> None:
+        """EngineError for KV that is larger than the whole memory, without what waits with it."""
         pool = self.pool
-        if pool.geometry.blocks_of(nbytes) > pool.capacity_blocks:
+        if pool.geometry.blocks_of(nbytes) + pool.lease_blocks(name) > pool.capacity_blocks:
             raise EngineError(
                 f"memory: {nbytes} bytes of KV are more than {self.name} has for all requests; "
                 "give prefix_cache.memory more"

@@ -62,7 +62,11 @@ class _Computing:
         nbytes = self._cache.prefixes.architecture.moved_bytes(self._tokens, hit.own_tokens)
         ready_ns = 0
         if await self._lease.reserve(nbytes, self._deadline_s):
+            pinned_tokens = hit.own_tokens
             hit, ready_ns = self._find(prefill_s), time.monotonic_ns()
+            if hit.own_tokens > pinned_tokens:  # what others have left here meanwhile
+                kept = self._stack.enter_context(self._cache.memory.lease())
+                kept.acquire(self._keys, hit.own_tokens)
         if hit.holder is not None:
             self._fetching = self._stack.enter_context(hit.holder.lease())
             self._fetching.acquire(self._keys, hit.cached_tokens)
@@ -213,9 +217,8 @@ class PrefillEnd:
                 span.kv_retransmits = receipt.retransmits
                 await send(_prefill_chunk(body, prompt, "transfer_done", span, []))
             finally:
-                if not sending.done():
-                    sending.cancel()
-                    await asyncio.gather(sending, return_exceptions=True)
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
 
     def _job(self, push: _Push, received_ns: int) -> PrefillJob:
         begin: Begin | None = None if push.computing is None else push.computing.begin
@@ -262,7 +265,9 @@ class PrefillEnd:
     ) -> Registration:
         deadline_s = self._config.transfer_deadline_wall_s
         try:
-            return await asyncio.wait_for(asyncio.shield(registration), deadline_s)
+            # Not wait_for, which in Python 3.11 drops a cancellation that comes with the result.
+            async with asyncio.timeout(deadline_s):
+                return await asyncio.shield(registration)
         except TimeoutError as error:
             raise TransportError(
                 f"room {room}: no decode instance registered within {deadline_s:g} s of wall time"

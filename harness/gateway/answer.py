@@ -9,6 +9,9 @@ from harness.gateway.metrics import GatewayMetrics
 from harness.surface.generate import SSE_DONE, SSE_HEADERS, GenerateChunk
 from harness.surface.openai import Call, render_chunk, render_usage, render_whole
 
+#: A client that reads nothing is not waited for any longer with the news that its request failed.
+FAREWELL_S = 1.0
+
 
 class Answer:
     """Writes the chunks of one request; tokens that were sent already are not sent again.
@@ -28,6 +31,7 @@ class Answer:
         self._response: web.StreamResponse | None = None
         self._collected: list[GenerateChunk] = []
         self._completed_tokens = 0
+        self._is_ending = False
         self.first_chunk_mono_ns: int | None = None
         self.first_written_mono_ns: int | None = None
         self._last: GenerateChunk | None = None
@@ -87,6 +91,7 @@ class Answer:
             return web.Response(
                 body=render_whole(self._call, whole), content_type="application/json"
             )
+        self._is_ending = True
         await self._response.write(render_usage(self._call, self._last) + SSE_DONE)
         await self._response.write_eof()
         return self._response
@@ -95,6 +100,17 @@ class Answer:
         """Say that the request failed: by status while nothing was sent, else by an event."""
         if self._response is None:
             return web.Response(status=status, body=error, content_type="application/json")
-        await self._response.write(b"data: " + error + b"\n\n")
-        await self._response.write_eof()
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                if self._is_ending:  # its end is written and not taken: nothing may follow
+                    raise TimeoutError
+                await self._response.write(b"data: " + error + b"\n\n")
+                await self._response.write_eof()
+        except (TimeoutError, asyncio.CancelledError):
+            # Once a wait for the client was cut short, aiohttp ends every other one like that.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            if self._request.transport is not None:
+                self._request.transport.abort()
         return self._response

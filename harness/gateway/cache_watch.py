@@ -53,6 +53,6 @@ async def _follow(upstream: Upstream, driver: Driver, instance: str) -> None:
                             one.removed_states,
                         )
                     )
-        except (EngineError, msgspec.MsgspecError) as error:
+        except (EngineError, msgspec.MsgspecError, RecursionError) as error:
             print(f"{instance} tells nothing of its pool: {error}", file=sys.stderr)
         await asyncio.sleep(_RETRY_S)

@@ -6,7 +6,7 @@ from harness.attention import KvDtype
 from harness.core import Instance, Role
 from harness.profile_file import ProfileSource
 from harness.scheduling.config import Policy
-from harness.surface.generate import MAX_BODY_BYTES
+from harness.settings import Timeouts
 
 
 class WorkerAddress(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,22 +21,6 @@ class WorkerAddress(msgspec.Struct, forbid_unknown_fields=True):
 
     def instance(self) -> Instance:
         return Instance(self.name, self.cluster, self.role, self.hardware)
-
-
-class Timeouts(msgspec.Struct, forbid_unknown_fields=True):
-    """How long a phase of a request may last; None: as long as the whole request may.
-
-    A queue may rightly hold a request for as long as its client waits, so only what cannot be a
-    queue has a bound of its own unless one is given: answering a connection, and the next token.
-    ``*_s`` are scenario time.
-    """
-
-    connect_wall_s: float = 5.0
-    prefill_queue_s: float | None = None
-    prefill_s: float | None = None
-    transfer_s: float | None = None
-    decode_admission_s: float | None = None
-    between_tokens_s: float | None = 60.0
 
 
 class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,7 +47,7 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     gateway_spool: str
     decisions_spool: str
     link_spool: str
-    timeouts: Timeouts = msgspec.field(default_factory=Timeouts)
-    max_retries: int = 2
-    max_body_bytes: int = MAX_BODY_BYTES
-    tokenizer: str | None = None
+    timeouts: Timeouts
+    max_retries: int
+    max_body_bytes: int
+    tokenizer: str | None

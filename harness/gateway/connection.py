@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        response = self._response
+        response, self._heard = self._response, True
         try:
             if response is None:
                 raise ResponseError("the server spoke unasked")
@@ -118,7 +118,6 @@ class Connection(asyncio.Protocol):
             self.close()
             self._wake()
             return
-        self._heard = True
         for piece in pieces:
             self._pieces.append(piece)
             self._held_bytes += len(piece)

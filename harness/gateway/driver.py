@@ -24,6 +24,8 @@ from harness.scheduling.scheduler import Scheduler
 
 #: Between two questions to an instance that is down whether it is up again, wall time.
 PROBE_PERIOD_S = 1.0
+#: It says so within this, or is asked again: half a connection says nothing for ever.
+PROBE_WITHIN_S = 5.0
 #: The event loop's own grain.
 MIN_SLEEP_S = 0.001
 
@@ -236,25 +238,41 @@ class Driver:
         self.tell(ev.Converted(action.instance))
 
     async def _resync(self, instance: str) -> None:
-        try:
-            raw = await self._upstream.ask(instance, "GET", "/cache_snapshot")
-            pool = msgspec.json.decode(raw, type=PoolSnapshot)
-        except (EngineError, msgspec.MsgspecError) as error:
-            # Its deltas go on and the next one asks again.
-            print(f"{instance} tells nothing of its pool: {error}", file=sys.stderr)
-            return
-        self.tell(ev.CacheSnapshot(instance, pool.seq, pool.blocks, pool.states))
+        """Until it has answered, since its deltas mean nothing before; or is down: it is asked
+        when it comes back."""
+        while True:
+            try:
+                raw = await self._upstream.ask(instance, "GET", "/cache_snapshot")
+                pool = msgspec.json.decode(raw, type=PoolSnapshot)
+            except (EngineError, msgspec.MsgspecError) as error:
+                print(f"{instance} tells nothing of its pool: {error}", file=sys.stderr)
+            else:
+                self.tell(ev.CacheSnapshot(instance, pool.seq, pool.blocks, pool.states))
+                return
+            if instance in self.down:
+                return
+            await asyncio.sleep(PROBE_PERIOD_S)
 
     async def _until_up(self, instance: str) -> None:
         while True:
             await asyncio.sleep(PROBE_PERIOD_S)
             try:
-                await self._upstream.ask(instance, "GET", "/health")
-            except EngineError:
+                async with asyncio.timeout(PROBE_WITHIN_S):
+                    await self._upstream.ask(instance, "GET", "/health")
+                    await self._take_role(instance)
+            except (EngineError, TimeoutError):
                 continue
             self.down.discard(instance)
             self.tell(ev.InstanceUp(instance))
             return
+
+    async def _take_role(self, instance: str) -> None:
+        """A worker that was started again has its first role, and one that was lost while it
+        converted may have either; it is to have the one that the scheduler counts on."""
+        if self.scheduler.config.scheduling.role_conversion:
+            role = self.scheduler.fleet.named(instance).instance.role
+            body = msgspec.json.encode({"role": role})
+            await self._upstream.ask_when_idle(instance, "/convert", 409, body)
 
     def state(self) -> dict[str, object]:
         """What ``/state`` tells of the scheduler."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Coroutine
 
 from harness.core import EngineError, Route
 from harness.gateway.answer import Answer
@@ -37,8 +38,10 @@ class Urgent:
     async def none(self) -> None:
         """Wait until nothing is urgent, but not for long."""
         if self._count:
+            # Not wait_for, which in Python 3.11 drops a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._calm.wait(), GIVE_WAY_S)
+                async with asyncio.timeout(GIVE_WAY_S):
+                    await self._calm.wait()
 
 
 class Attempt:
@@ -70,6 +73,19 @@ class Attempt:
         """End it with ``error``, if it has not ended yet."""
         if not self.lost.done():
             self.lost.set_exception(error)
+
+    async def unless_lost(self, work: Coroutine[object, object, object]) -> None:
+        """Do ``work`` to its end; when the attempt is lost first, raise why and leave it."""
+        working = asyncio.create_task(work)
+        either: set[asyncio.Future[object]] = {working, self.lost}  # type: ignore[arg-type]  # invariant
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+        if self.lost.done():
+            self.lost.result()
+        working.result()
 
     def close(self) -> None:
         self.handed_over()

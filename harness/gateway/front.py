@@ -105,7 +105,8 @@ class Front:
         self, request: web.Request, parse: Callable[[bytes], Call], received_ns: int
     ) -> web.StreamResponse:
         try:
-            raw = await read_body(request, self._config.max_body_bytes)
+            async with asyncio.timeout(self._config.request_timeout_wall_s):
+                raw = await read_body(request, self._config.max_body_bytes)
             async with self._turn:
                 await asyncio.sleep(0)
                 call = parse(raw)
@@ -113,6 +114,8 @@ class Front:
                 keys = self._keys(call)
         except EngineError as error:
             return _refuse(400, str(error), "invalid_request_error")
+        except TimeoutError:
+            return _refuse(408, "the body did not come in time", "invalid_request_error")
         rid = call.body.rid
         if rid is None:
             rid = call.body.rid = uuid.uuid4().hex
@@ -136,13 +139,13 @@ class Front:
         try:
             async with asyncio.timeout(self._config.request_timeout_wall_s):
                 refusal = await self._serve(call, flight, tokens, keys, answer)
-            if refusal is not None:
-                flight.fail("gateway", refusal.reason)
-                retry_s = self._driver.wall_s(refusal.retry_after_s)
-                return self._reject(503 if refusal.unavailable else 429, refusal.reason, retry_s)
-            response = await answer.finish()
-            flight.outcome = "completed"
-            return response
+                if refusal is None:
+                    response = await answer.finish()
+                    flight.outcome = "completed"
+                    return response
+            flight.fail("gateway", refusal.reason)
+            retry_s = self._driver.wall_s(refusal.retry_after_s)
+            return self._reject(503 if refusal.unavailable else 429, refusal.reason, retry_s)
         except asyncio.CancelledError:
             flight.fail("cancelled", "the client went away")
             raise
@@ -178,7 +181,8 @@ class Front:
             self._driver.depends(flight.rid, attempt)
             try:
                 if placed.copy is not None:
-                    await copy_prefix(self._upstream, placed.copy, self._copied(keys, placed.copy))
+                    copied = self._copied(keys, placed.copy)
+                    await attempt.unless_lost(copy_prefix(self._upstream, placed.copy, copied))
                 body = self._upstream.body(call.body, attempt.route)
                 await self._handover.run(flight, attempt, body, answer)
                 return None

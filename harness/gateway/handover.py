@@ -14,11 +14,11 @@ from typing import Self
 
 from harness.core import EngineError
 from harness.gateway.answer import Answer
-from harness.gateway.config import Timeouts
 from harness.gateway.driver import Driver
 from harness.gateway.flight import Attempt, Flight, Urgent
 from harness.gateway.upstream import Upstream
 from harness.scheduling import events as ev
+from harness.settings import Timeouts
 from harness.surface.generate import GenerateChunk
 
 

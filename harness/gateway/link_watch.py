@@ -3,7 +3,8 @@
 Each prefill instance outside the PD cluster streams the TCP_INFO of its connections, one JSON line
 a period, over the same way as everything else it says: what is known of the link is half a round
 trip and up to one period old. The scheduler's estimate after each line is written to the run's link
-spool.
+spool. A stream that was cut off by an outage would go on only with TCP's next retransmission, which
+may be as far off as the outage was long: one that is silent is asked for anew.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import msgspec
 
 from harness.child import Spool
 from harness.core import PD, EngineError
+from harness.engine.config import LINK_SAMPLES_PERIOD_S
 from harness.gateway.config import WorkerAddress
 from harness.gateway.driver import Driver
 from harness.gateway.upstream import Upstream
@@ -23,7 +25,9 @@ from harness.scheduling.congestion import LinkSample
 from harness.scheduling.events import LinkSamples
 from harness.transport.tcp_info import TcpSample
 
-_RETRY_S = 1.0
+_RETRY_S = 0.5
+#: Ten periods of wall time without a line.
+SILENT_S = 10 * LINK_SAMPLES_PERIOD_S
 _decoder = msgspec.json.Decoder(list[TcpSample])
 
 
@@ -52,14 +56,27 @@ class LinkWatch:
                 following.create_task(self._follow(sender))
 
     async def _follow(self, sender: WorkerAddress) -> None:
+        told = False
         while True:
             try:
                 async with aclosing(self._upstream.follow(sender.name, "/link_samples")) as lines:
-                    async for line in lines:
+                    while True:
+                        async with asyncio.timeout(SILENT_S):
+                            line = await anext(lines)
                         self._take(sender, line)
-            except (EngineError, msgspec.MsgspecError) as error:
+                        told = False
+            except (
+                EngineError,
+                msgspec.MsgspecError,
+                RecursionError,
+                StopAsyncIteration,
+                TimeoutError,
+            ) as error:
                 # Its requests say it too; without this the estimate would fade with no reason.
-                print(f"{sender.name} tells nothing of the link: {error}", file=sys.stderr)
+                if not told:
+                    why = str(error) or f"no word for {SILENT_S:g} s"
+                    print(f"{sender.name} tells nothing of the link: {why}", file=sys.stderr)
+                told = True
             await asyncio.sleep(_RETRY_S)
 
     def _take(self, sender: WorkerAddress, line: bytes) -> None:

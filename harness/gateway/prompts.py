@@ -19,7 +19,7 @@ class Prompts:
     """Reads prompts; made once a process."""
 
     def __init__(self, tokenizer_path: str | None) -> None:
-        self._tokenizer = None if tokenizer_path is None else _load_tokenizer(tokenizer_path)
+        self._tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt, whose text has become ids where there is a tokenizer."""
@@ -37,7 +37,8 @@ def ids_text(call: Call) -> bytes:
     return prompt_ids_text(call.body)
 
 
-def _load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str) -> Any:
+    """ScenarioError for a file that is no tokenizer, or without the package that reads it."""
     try:
         package = importlib.import_module("tokenizers")
     except ModuleNotFoundError as error:

@@ -13,6 +13,9 @@ from harness.core import EngineError
 MAX_HEAD_BYTES = 64 * 1024
 #: A chunk's size with its extensions, or one trailer.
 _MAX_LINE_BYTES = 1024
+#: Digits of a length; more would be no file's.
+_MAX_DIGITS = 18
+_FRAMING = (b"content-length", b"transfer-encoding")
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _HEAD, _SIZE, _CHUNK, _CHUNK_END, _TRAILER, _FIXED, _UNTIL_CLOSE, _ENDED = range(8)
 #: Statuses whose responses have no body.
@@ -87,12 +90,15 @@ class Response:
         if status < 200:
             return end + 4
         self.status = status
-        headers = {}
+        headers: dict[bytes, bytes] = {}
         for line in lines:
             name, colon, value = line.partition(b":")
-            if not colon:
+            if not colon or name != name.strip():
                 raise ResponseError(f"the head of an answer has the line {line[:80]!r}")
-            headers[name.lower()] = value.strip().lower()
+            name, value = name.lower(), value.strip().lower()
+            if name in _FRAMING and name in headers:
+                raise ResponseError(f"an answer says twice how it ends: {line[:80]!r}")
+            headers[name] = value
         closes = headers.get(b"connection") == b"close" or version == b"HTTP/1.0"
         self.keeps_connection = not closes
         self._frame(headers)
@@ -109,7 +115,7 @@ class Response:
                 raise ResponseError(f"an answer is encoded as {encoding[:80]!r}, not chunked")
             self._state = _SIZE
         elif length is not None:
-            if not length.isdigit():
+            if not length.isdigit() or len(length) > _MAX_DIGITS:
                 raise ResponseError(f"an answer's length is {length[:80]!r}")
             self._left_bytes = int(length)
             self._state = _FIXED if self._left_bytes else _ENDED

@@ -16,6 +16,8 @@ from harness.surface.sse import SseError, SseParser
 
 #: Of an error's body, for a message.
 _EXCERPT_BYTES = 300
+#: The whole of one, and a line of a stream: a pool of a million blocks takes 42 MB.
+_MAX_ERROR_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 26
 
 
 #: An instance without requests of the gateway is idle within this time; wall time, as the poll.
@@ -79,8 +81,19 @@ def _said(body: bytes) -> _Failure | str:
     """What an error's body says, be it of the protocol or not."""
     try:
         return msgspec.json.decode(body, type=_Failed).error
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return body[:_EXCERPT_BYTES].decode(errors="replace")
+
+
+async def _some(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    """An error's body, or its beginning where it goes on and on."""
+    said = b""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            said += piece
+            if len(said) > _MAX_ERROR_BYTES:
+                break
+    return said
 
 
 class Upstream:
@@ -172,6 +185,8 @@ class Upstream:
         async with aclosing(self._exchange(instance, "GET", path, b"", _nothing)) as pieces:
             async for piece in pieces:
                 *lines, rest = (rest + piece).split(b"\n")
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise EngineError(f"{instance}{path}: a line is over {_MAX_LINE_BYTES} bytes")
                 for line in lines:
                     yield line
 
@@ -198,7 +213,7 @@ class Upstream:
                 await connection.send(method, path, self._headers[instance], body, _nothing)
                 status = await connection.status()
             if status != 200:
-                said = b"".join([piece async for piece in connection.pieces()])
+                said = await _some(connection.pieces())
                 raise _failure(instance, _said(said), status)
             async with aclosing(connection.pieces()) as pieces:
                 async for piece in pieces:

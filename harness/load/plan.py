@@ -116,7 +116,8 @@ def read_schedule(path: Path) -> tuple[Request, ...]:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write ``plan`` as the file that ``load_plan`` reads."""
+    """Write ``plan`` as the file that ``load_plan`` reads; nobody else may, since it has a key."""
+    path.touch(mode=0o600)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
 
 

@@ -208,11 +208,13 @@ class CacheIndex:
         self._add(source, snapshot.blocks, 0)
         self._add(source, snapshot.states, self._state_shift)
         source.seq, source.awaiting, source.after_snapshot = snapshot.seq, False, True
-        complete = True
-        for delta in pending:
-            # A report that is missing between the snapshot and these is found as any other.
-            complete = self.handle(delta) and complete
-        return complete
+        # A report that is missing between the snapshot and these is found as any other. The next
+        # snapshot has them all; kept, those of a worker that was started again meanwhile would be
+        # beyond each of its snapshots, and it would be asked without end.
+        if all(self.handle(delta) for delta in pending):
+            return True
+        source.pending.clear()
+        return False
 
     def _apply(self, source: _Source, delta: CacheDelta) -> None:
         self._remove(source, delta.removed_blocks, 0)

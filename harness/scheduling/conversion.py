@@ -4,6 +4,7 @@
     empty          the driver is told (``Convert``), and the instance is out of service
     ``Converted``  it serves in its new role
     ``InstanceDown`` at any time ends it; the instance keeps the role it had
+    another one is lost, and it is the last of its role: while it drains it is kept
 
 A prefill instance is empty when the KV of all its requests has landed, not when their prefill ends.
 """
@@ -56,13 +57,23 @@ class Conversion:
         return [ev.Convert(change.backlog.instance.name, change.role)]
 
     def done(self, instance: str) -> bool:
-        """The instance has its new role; False where it was given up as lost meanwhile."""
+        """The instance has its new role; False where it was given up as lost meanwhile, be it that
+        it drains again."""
         change = self._change
-        if change is None or self.instance != instance:
+        if change is None or self.instance != instance or not change.told:
             return False
-        assert change.told, f"{instance} has another role before it was told to"
         self._change = None
         self._fleet.convert(change.backlog, change.role)
+        return True
+
+    def keep_last(self) -> bool:
+        """Call it off if nobody else is left in the role of what drains; True if so."""
+        change = self._change
+        if change is None or change.told or self._fleet.has_fellow(change.backlog):
+            return False
+        change.backlog.draining = False
+        self._fleet.changed(change.backlog)
+        self._change = None
         return True
 
     def give_up(self, instance: str) -> bool:

@@ -138,8 +138,10 @@ class Fleet:
         return backlog
 
     def changed(self, backlog: PrefillBacklog | DecodeBacklog) -> None:
-        """After every change of a backlog's work or service."""
-        if isinstance(backlog, PrefillBacklog):
+        """After every change of a backlog's work or service. A late word of a request from before
+        a change of role concerns nobody who serves now."""
+        current = self._backlogs[backlog.instance.name] is backlog
+        if current and isinstance(backlog, PrefillBacklog):
             self.clusters[backlog.instance.cluster].order.enter(backlog)
 
     def spare(self, role: Role, now_s: float) -> PrefillBacklog | DecodeBacklog | None:
@@ -157,14 +159,25 @@ class Fleet:
                     found += [(float(len(one)), one.index, one) for one in slots]
         return min(found, key=lambda one: one[:2])[2] if found else None
 
+    def has_fellow(self, backlog: PrefillBacklog | DecodeBacklog) -> bool:
+        """Whether another instance of its cluster and role is in service."""
+        cluster = self.clusters[backlog.instance.cluster]
+        fellows: Sequence[PrefillBacklog | DecodeBacklog] = cluster.decodes
+        if isinstance(backlog, PrefillBacklog):
+            fellows = cluster.prefills
+        return any(one.in_service for one in fellows if one is not backlog)
+
     def convert(self, backlog: PrefillBacklog | DecodeBacklog, role: Role) -> None:
         """Put an empty instance in service with another role."""
         assert backlog.is_empty, f"{backlog.instance.name} still has requests"
         cluster = self.clusters[backlog.instance.cluster]
         if isinstance(backlog, PrefillBacklog):
             backlog.up = False
-            cluster.order.enter(backlog)
             cluster.prefills.remove(backlog)
+            # Anew: what is left of it in the heaps would be compared with its successor.
+            cluster.order = PrefillOrder()
+            for one in cluster.prefills:
+                cluster.order.enter(one)
         else:
             cluster.decodes.remove(backlog)
         self._place(replace(backlog.instance, role=role), backlog.index)

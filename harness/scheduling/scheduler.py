@@ -328,6 +328,7 @@ class Scheduler:
             return []
         lost.up = False
         self._fleet.changed(lost)
+        given_up = self._conversion.keep_last() or given_up
         if self._index is not None:
             self._index.forget(event.instance)
         reason = f"instance {event.instance} went down"

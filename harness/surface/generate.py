@@ -138,7 +138,7 @@ def decode_chunk(raw: bytes | str) -> GenerateChunk:
     """Parse one event of a worker's stream."""
     try:
         return _chunk_decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineError(f"a worker's event is outside the protocol: {error}") from error
 
 

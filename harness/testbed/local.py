@@ -18,6 +18,7 @@ from harness.core import PD, PRFAAS, EngineError, Instance, LoadError
 from harness.deployment import Deployment
 from harness.engine.config import LINK_SAMPLES_PERIOD_S, EngineConfig, InstanceConfig
 from harness.gateway.config import GatewayConfig, WorkerAddress
+from harness.gateway_settings import read_api_key
 from harness.load.plan import Plan, write_plan
 from harness.profile_file import ProfileSource
 from harness.record.run_directory import Cell, RunDirectory
@@ -75,7 +76,8 @@ class LocalTestbed:
         self.worker_key = secrets.token_urlsafe(24)
         self.addresses: dict[str, tuple[str, int]] = {}
         #: What a client of the gateway shows as its bearer token: nobody else joins a run.
-        self.gateway_key = secrets.token_urlsafe(24)
+        key_file = scenario.gateway.api_key_file
+        self.gateway_key = read_api_key(key_file) if key_file else secrets.token_urlsafe(24)
         self._gateway: Child | None = None
         self.gateway_port = 0
         #: TCP's settings in each cluster's network, for the record.
@@ -237,7 +239,7 @@ class LocalTestbed:
     def _start_gateway(
         self, instances: tuple[Instance, ...], addresses: dict[str, tuple[str, int]]
     ) -> Child:
-        scenario = self._scenario
+        scenario, given = self._scenario, self._scenario.gateway
         config = GatewayConfig(
             host=self._link.near.address,
             port=scenario.testbed.gateway_port,
@@ -258,6 +260,10 @@ class LocalTestbed:
             gateway_spool=self._spool("gateway"),
             decisions_spool=self._spool("decisions"),
             link_spool=self._spool("link"),
+            timeouts=given.timeouts,
+            max_retries=given.max_retries,
+            max_body_bytes=given.max_body_bytes,
+            tokenizer=str(given.tokenizer.absolute()) if given.tokenizer else None,
         )
         child = self._start("gateway", self._link.near, ["-m", "harness.gateway"])
         child.tell(config)
@@ -305,10 +311,12 @@ class LocalTestbed:
             request_timeout_s=self._timeout_wall_s(),
         )
         plan_path = self._run.cell_path(self._cell) / "plan.json"
-        write_plan(plan, plan_path)
-        load = self._start("load", self._link.near, ["-m", "harness.load", str(plan_path)])
-        self._children.wait_for(load, "ready", READY_TIMEOUT_S)
-        plan_path.unlink()  # it holds the gateway's key and has been read
+        try:
+            write_plan(plan, plan_path)
+            load = self._start("load", self._link.near, ["-m", "harness.load", str(plan_path)])
+            self._children.wait_for(load, "ready", READY_TIMEOUT_S)
+        finally:
+            plan_path.unlink(missing_ok=True)  # it holds the gateway's key
         start_ns = time.monotonic_ns() + round(LEAD_S * 1e9)
         with (
             LinkSampler(self._link, Path(self._spool("link"))) as sampler,

@@ -54,12 +54,15 @@ def _add_keep_plan(parser: argparse.ArgumentParser) -> None:
 
 def _prepared(options: argparse.Namespace, *, live: bool) -> "Prepared":
     """The scenario that the options describe, scheduled, modelled and simulated."""
+    from harness.gateway.prompts import load_tokenizer
     from harness.preparation import prepare, replan
     from harness.scenario import check_emulation
 
     scenario = chosen_scenario(options)
     if live:
         check_emulation(scenario)
+        if scenario.gateway.tokenizer is not None:
+            load_tokenizer(str(scenario.gateway.tokenizer))
     notes: tuple[str, ...] = ()
     if options.trace is not None and not options.keep_plan:
         scenario, notes = replan(scenario)

@@ -12,7 +12,7 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
 
 
 def _schema(_options: argparse.Namespace) -> int:
-    from harness.scenario_file import json_schema
+    from harness.scenario_schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))
     return 0
