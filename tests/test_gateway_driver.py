@@ -21,8 +21,8 @@ from harness.scheduling.scheduler import Scheduler
 NAME = "a"
 
 
-def driver_of(upstream: Upstream, log: DecisionLog) -> Driver:
-    made = config(0, 1, 1, cache=True)
+def driver_of(upstream: Upstream, log: DecisionLog, num_prfaas: int = 0) -> Driver:
+    made = config(num_prfaas, 1, 1, threshold_tokens=100 if num_prfaas else None, cache=True)
     first, *rest = made.instances
     named = replace(made, instances=(replace(first, name=NAME), *rest))
     return Driver(lambda: Scheduler(named), upstream, log, GatewayMetrics(), 10.0)
