@@ -126,5 +126,6 @@ def busy_link(
             0.01,
             0,
             backlog_s * rate,
+            0,
         )
         assert scheduler.handle(ev.LinkSamples(cluster, (sample,)), at_s) == []

@@ -28,9 +28,10 @@ def sample(
     backlog: float = 0.0,
     retransmits: int = 0,
     rtt_s: float = 0.02,
+    in_flight: float = 0.0,
 ) -> LinkSample:
     return LinkSample(
-        at_s, sender, "d", connection, acked, retransmits, rtt_s, 0.01, unsent, backlog
+        at_s, sender, "d", connection, acked, retransmits, rtt_s, 0.01, unsent, backlog, in_flight
     )
 
 
@@ -106,9 +107,10 @@ def test_a_sender_that_goes_away_fades_and_is_forgotten() -> None:
     estimate = LinkEstimate(CONFIG)
     assert estimate.state(0.0).at_s is None
     now = steady(estimate, 800.0, 0.0, 10.0)
-    later = estimate.state(11.0)
+    assert estimate.state(11.0).goodput_bytes_per_s == now.goodput_bytes_per_s  # not yet due
+    later = estimate.state(12.0)
     assert estimate.state(40.1) == LinkState(None, 0, 0, 0, 0, 0, 0, False, CAPACITY, False)
-    assert estimate.state(11.0) == later  # to ask changes nothing
+    assert estimate.state(12.0) == later  # to ask changes nothing
     ratio = later.goodput_bytes_per_s / now.goodput_bytes_per_s
     assert ratio == pytest.approx(math.exp(-1))
     nothing = LinkState(None, 0, 0, 0, 0, 0, 0, False, CAPACITY, False)
@@ -132,7 +134,8 @@ class Link:
         self.acked += sent
         self.now_s += 1.0
         if self.buffered:
-            one = sample(self.now_s, self.acked, rtt_s=0.01 + self.waiting / rate)
+            rtt_s = 0.01 + self.waiting / rate
+            one = sample(self.now_s, self.acked, rtt_s=rtt_s, in_flight=rate * rtt_s)
         else:
             one = sample(self.now_s, self.acked, backlog=self.waiting, rtt_s=0.01)
         self.state = self.estimate.handle([one], self.now_s)
@@ -232,3 +235,25 @@ def test_what_stands_in_a_buffer_is_no_outage_when_the_flow_is_over() -> None:
         state = link.estimate.handle([sample(second, link.acked, rtt_s=7.0)], float(second))
         assert not state.down
     assert state.waiting_bytes == 0
+
+
+def test_an_rtt_that_a_burst_has_left_behind_is_no_queue() -> None:
+    """A transfer a second fills the link's buffer for a moment: the RTT stays as it was then, and
+    what is acknowledged varies."""
+    estimate, acked = LinkEstimate(CONFIG), 0.0
+    for second in range(60):
+        acked += (400, 20, 90)[second % 3]
+        state = estimate.handle([sample(float(second), acked, rtt_s=0.5)], float(second))
+        assert state.waiting_bytes == 0
+        assert state.capacity_bytes_per_s == CAPACITY
+
+
+def test_the_capacity_is_that_of_all_senders_together() -> None:
+    estimate = LinkEstimate(CONFIG)
+    for turn in range(200):
+        now_s = 0.25 * turn
+        # Each carries a fifth of the capacity whenever it is asked, and has more waiting.
+        report = sample(now_s, 50 * now_s, sender="abcd"[turn % 4], backlog=300.0, rtt_s=0.01)
+        state = estimate.handle([report], now_s)
+    assert state.capacity_bytes_per_s == pytest.approx(200)
+    assert state.scarce

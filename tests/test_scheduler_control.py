@@ -13,7 +13,7 @@ from harness.scheduling.scheduler import Scheduler
 
 def outage(scheduler: Scheduler, cluster: str, at_s: float) -> None:
     """A report from before the link went quiet; 1 s later the link is down."""
-    sample = LinkSample(at_s, f"{cluster}-p0", "pd-d0", 0, 0.0, 0, 0.01, 0.01, 0, 0.0)
+    sample = LinkSample(at_s, f"{cluster}-p0", "pd-d0", 0, 0.0, 0, 0.01, 0.01, 0, 0.0, 0.0)
     assert scheduler.handle(ev.LinkSamples(cluster, (sample,)), at_s) == []
 
 

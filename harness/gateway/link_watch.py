@@ -119,4 +119,5 @@ class LinkWatch:
             min_rtt_s=min_rtt_s,
             unsent_bytes=one.unsent_bytes * self._byte_scale,
             backlog_bytes=one.backlog_bytes * self._byte_scale,
+            in_flight_bytes=(one.in_flight_bytes or 0) * self._byte_scale,
         )

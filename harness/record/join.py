@@ -306,6 +306,7 @@ def join_link(view: CellView, rows: Iterable[LinkRow]) -> list[dict[str, Any]]:
                 "min_rtt_s": view.scenario_s(row.min_rtt_s),
                 "acked_wire_bytes": row.bytes_acked,
                 "backlog_wire_bytes": row.backlog_bytes,
+                "in_flight_wire_bytes": row.in_flight_bytes,
                 "utilisation": row.utilisation,
                 "waiting_s": row.waiting_s,
                 "capacity_bytes_per_s": row.capacity_bytes_per_s,

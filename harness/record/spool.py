@@ -139,6 +139,7 @@ class LinkRow:
     min_rtt_s: float | None = None
     bytes_acked: int | None = None
     backlog_bytes: int | None = None
+    in_flight_bytes: int | None = None
     utilisation: float | None = None
     waiting_s: float | None = None
     capacity_bytes_per_s: float | None = None

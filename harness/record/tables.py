@@ -94,7 +94,7 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_FLOAT, "rtt_s delivery_rate_bytes_per_s"),
         *_columns(_INT, "retransmits cwnd unsent_wire_bytes"),
         *_columns(_FLOAT, "min_rtt_s"),
-        *_columns(_INT, "acked_wire_bytes backlog_wire_bytes"),
+        *_columns(_INT, "acked_wire_bytes backlog_wire_bytes in_flight_wire_bytes"),
         *_columns(_FLOAT, "utilisation waiting_s capacity_bytes_per_s"),
         ("scarce", pa.bool_()),
     ],

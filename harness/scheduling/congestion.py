@@ -5,12 +5,12 @@ acknowledged bytes give a rate, smoothed with time constant tau over irregular s
 
     rate <- rate + (1 - exp(-dt / tau)) (acked / dt - rate)
 
-and decayed by exp(-age / tau) while nothing is heard of it, so that a sender that went away fades.
-The link's goodput is their sum. What waits is the layers that no connection has taken (once per
-pair of sender and receiver), the bytes TCP has not sent yet, and those that stand in queues on the
-way, by Little's law a connection's rate times its RTT beyond the least RTT seen: a window wider
-than the path moves what waits from the sender into the bottleneck's buffer. Over the capacity what
-waits is a time. The queueing delay is the median of RTT minus least RTT over connections.
+and decayed by exp(-(age - tau) / tau) once nothing was heard of it for longer than tau, so that a
+sender that went away fades. The link's goodput is their sum. What waits is the layers that no
+connection has taken (once per pair of sender and receiver), the bytes TCP has not sent yet, and of
+those in flight the share 1 - least RTT / RTT, which by Little's law stands in queues on the way: a
+window wider than the path moves what waits from the sender into the bottleneck's buffer. Over the
+capacity what waits is a time. The queueing delay is the median of RTT minus least RTT.
 
 The capacity begins as the one the link was given and is learned from periods of at least tau in
 which less was acknowledged than waited at their beginning: the link was busy throughout, so that
@@ -60,6 +60,7 @@ class LinkSample:
     min_rtt_s: float | None
     unsent_bytes: float
     backlog_bytes: float
+    in_flight_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class LinkEstimate:
         self._lines: dict[tuple[str, str, int], _Line] = {}
         self._scarce = False
         self._busy = _Busy(config)
+        self._round = _Round()
         #: When silence becomes an outage, and since when what waits has not moved.
         self._due_s = math.inf
         self._stuck_since_s: float | None = None
@@ -125,9 +127,10 @@ class LinkEstimate:
         """Take what senders said, be it that they have no connection; a sample older than the last
         of its connection is dropped. ``next_s``: when they will speak again at the latest, where
         they said."""
-        acked, newest_s = 0.0, -math.inf
+        acked, newest_s, senders = 0.0, -math.inf, set()
         for sample in samples:
             key = (sample.sender, sample.peer, sample.connection)
+            senders.add(sample.sender)
             newest_s = max(newest_s, sample.at_s)
             line = self._lines.get(key)
             if line is None:
@@ -141,13 +144,14 @@ class LinkEstimate:
             }
         self._due_s = max(now_s, next_s or now_s) + self._config.down_after_s
         lines = list(self._lines.values())
-        waiting = self._waiting_bytes(lines, now_s)
+        waiting = self._waiting_bytes(lines)
         if acked > 0 or not _unsent_bytes(lines):
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = max(newest_s, now_s - self._config.smoothing_s)
-        latest = sum(self._latest(line, now_s) for line in lines)
-        self._busy.observe(latest, waiting, now_s, scarce=self._scarce)
+        if self._round.is_over(senders):
+            latest = sum(self._latest(line, now_s) for line in lines)
+            self._busy.observe(latest, waiting, now_s, scarce=self._scarce)
         state = self.state(now_s)
         self._scarce = state.scarce
         return state
@@ -160,7 +164,7 @@ class LinkEstimate:
         fading = [self._fading(line, now_s) for line in lines]
         rate = sum(line.bytes_per_s * by for line, by in zip(lines, fading, strict=True))
         again = sum(line.retransmits_per_s * by for line, by in zip(lines, fading, strict=True))
-        waiting = self._waiting_bytes(lines, now_s)
+        waiting = self._waiting_bytes(lines)
         capacity = self._busy.capacity_bytes_per_s
         return LinkState(
             at_s=max((line.last.at_s for line in lines), default=None),
@@ -201,15 +205,15 @@ class LinkEstimate:
         return acked
 
     def _fading(self, line: _Line, now_s: float) -> float:
-        return math.exp(-max(0.0, now_s - line.last.at_s) / self._tau_s)
+        return math.exp(-max(0.0, now_s - line.last.at_s - self._tau_s) / self._tau_s)
 
     def _latest(self, line: _Line, now_s: float) -> float:
         """Bytes per second between the last two samples, while they are new."""
         return line.latest_bytes_per_s if now_s - line.last.at_s <= 2 * self._tau_s else 0.0
 
-    def _waiting_bytes(self, lines: list[_Line], now_s: float) -> float:
+    def _waiting_bytes(self, lines: list[_Line]) -> float:
         queued = sum(
-            self._latest(line, now_s) * (line.last.rtt_s - line.last.min_rtt_s)
+            line.last.in_flight_bytes * (1 - line.last.min_rtt_s / line.last.rtt_s)
             for line in lines
             if line.last.min_rtt_s is not None and line.last.rtt_s > line.last.min_rtt_s
         )
@@ -220,6 +224,30 @@ class LinkEstimate:
         if self._scarce:
             return utilisation > config.abundant_utilisation
         return utilisation > config.scarce_utilisation and waiting_s > config.scarce_waiting_s
+
+
+class _Round:
+    """Senders report in turn: only once each has is what they say of one and the same period.
+
+    What waits at one of them now and what another carried before would make a busy link of two
+    short transfers.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._heard: set[str] = set()
+
+    def is_over(self, senders: set[str]) -> bool:
+        """Whether with ``senders`` everyone who is known has reported since the last round."""
+        if self._heard & senders:
+            # Somebody did not: it is late, or has gone.
+            self._known, self._heard = self._heard, senders
+            return False
+        self._heard = self._heard | senders
+        if not self._heard >= self._known:
+            return False
+        self._known, self._heard = self._heard, set()
+        return bool(self._known)
 
 
 class _Busy:

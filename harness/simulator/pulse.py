@@ -96,4 +96,5 @@ class Pulse:
             min_rtt_s=self._rtt_s,
             unsent_bytes=0.0,
             backlog_bytes=self._waiting_bytes,
+            in_flight_bytes=0.0,
         )

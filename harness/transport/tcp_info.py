@@ -43,8 +43,8 @@ class TcpSample:
 
     ``unsent_bytes`` is what waits in this process and in the kernel before its first transmission;
     ``backlog_bytes`` are the layers ready for this receiver that no connection has taken yet, the
-    same on each of its connections. ``retransmits`` and ``bytes_acked`` count since the connection
-    opened.
+    same on each of its connections; ``in_flight_bytes`` is sent and not acknowledged.
+    ``retransmits`` and ``bytes_acked`` count since the connection opened.
     """
 
     mono_ns: int
@@ -58,6 +58,7 @@ class TcpSample:
     bytes_acked: int | None
     unsent_bytes: int
     backlog_bytes: int
+    in_flight_bytes: int | None
 
 
 def read_tcp_info(sock: SocketLike) -> TcpInfo:
@@ -116,7 +117,7 @@ def sample(
     """Sample a connection; the kernel's fields are None on systems without TCP_INFO."""
     if not _HAS_TCP_INFO:
         unknown = (None,) * 6
-        return TcpSample(mono_ns, peer, connection, *unknown, queued_bytes, backlog_bytes)
+        return TcpSample(mono_ns, peer, connection, *unknown, queued_bytes, backlog_bytes, None)
     info = read_tcp_info(sock)
     return TcpSample(
         mono_ns=mono_ns,
@@ -130,4 +131,5 @@ def sample(
         bytes_acked=info.bytes_acked,
         unsent_bytes=info.notsent_bytes + queued_bytes,
         backlog_bytes=backlog_bytes,
+        in_flight_bytes=info.unacked_packets * info.mss_bytes,
     )
