@@ -138,7 +138,9 @@ def test_lost_connections_are_replaced_at_the_next_open() -> None:
                 transfer = await half_sent(sender, port, 1)
                 transfer.send_layer(1, bytes(1000))
                 assert (await transfer.finish()).payload_bytes == 2000
-                assert len(sender.samples()) == 3
+                async with asyncio.timeout(20):  # a transfer goes on while they are dialled
+                    while len(sender.samples()) != 3:
+                        await asyncio.sleep(0.01)
 
     run(main())
 
