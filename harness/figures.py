@@ -10,8 +10,7 @@ import pandas as pd
 
 from harness.phrases import scaled
 from harness.record.run_directory import Manifest
-from harness.summary import LENGTH_BINS, completed, floats, length_bins
-from harness.verdict import prefill_errors
+from harness.summary import LENGTH_BINS, completed, floats, length_bins, prefill_errors
 from reports.document import Axis, Chart
 
 GBIT_BYTES = 1e9 / 8

@@ -343,3 +343,28 @@ def _prefill_utilisation(
 def _share(part: float, whole: float) -> float | None:
     # The sum of a window's parts may round to just above it.
     return min(part / whole, 1.0) if whole > 0 else None
+
+
+def prefill_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median of measured / profile prefill time - 1, by hardware and length bin (those with any).
+
+    Columns: hardware, length_bin, requests, median_error.
+    """
+    rows = completed(frame).dropna(subset=["prefill_s", "profile_prefill_s", "prefill_hardware"])
+    columns = ["hardware", "length_bin", "requests", "median_error"]
+    if rows.empty:
+        return pd.DataFrame(columns=columns)
+    table = pd.DataFrame(
+        {
+            "hardware": rows["prefill_hardware"].astype(str),
+            "length_bin": pd.Categorical(
+                length_bins(floats(rows, "input_tokens")), categories=LENGTH_BINS, ordered=True
+            ),
+            "error": floats(rows, "prefill_s") / floats(rows, "profile_prefill_s") - 1.0,
+        }
+    )
+    grouped = table.groupby(["hardware", "length_bin"], observed=True)["error"]
+    result = grouped.agg(["size", "median"]).reset_index()
+    result.columns = pd.Index(columns)
+    result["length_bin"] = result["length_bin"].astype(str)
+    return result

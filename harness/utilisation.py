@@ -18,7 +18,6 @@ from harness.scenario import Scenario
 from harness.scheduling.config import (
     decode_batch,
     decode_step_s,
-    kv_bytes_function,
     no_transfer,
     transfer_tail_function,
 )
@@ -82,7 +81,7 @@ def predict_utilisation(
     count = {c: sum(i.role == "prefill" and i.cluster == c for i in instances) for c in hardware}
     prefill_s = {c: scenario.hardware[name].profile.prefill_s for c, name in hardware.items()}
     busy_s = dict.fromkeys(hardware, 0.0)
-    kv_bytes = kv_bytes_function(scenario.model.architecture)
+    kv_bytes = scenario.model.architecture.kv_bytes
     held_s = _held_before_decode(scenario)
     crossing_bytes, staying_bytes, slots_s = 0.0, 0.0, 0.0
     parts_of = _parts_function(schedule, deployment, prefill_s, count)

@@ -18,13 +18,12 @@ from harness.record.run_directory import Manifest, RunDirectory, json_bytes, wri
 from harness.record.tables import read_notes, read_table
 from harness.statistics import nearest_rank
 from harness.summary import (
-    LENGTH_BINS,
     SLO_RELATIVE,
     SLO_WALL_S,
     compare,
     completed,
     floats,
-    length_bins,
+    prefill_errors,
     present,
     residual_over_bound,
     shared_blocks,
@@ -341,31 +340,6 @@ _GATES: tuple[Callable[[_View], Iterator[str]], ...] = (
     _simulation,
     _utilisation,
 )
-
-
-def prefill_errors(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median of measured / profile prefill time - 1, by hardware and length bin (those with any).
-
-    Columns: hardware, length_bin, requests, median_error.
-    """
-    rows = completed(frame).dropna(subset=["prefill_s", "profile_prefill_s", "prefill_hardware"])
-    columns = ["hardware", "length_bin", "requests", "median_error"]
-    if rows.empty:
-        return pd.DataFrame(columns=columns)
-    table = pd.DataFrame(
-        {
-            "hardware": rows["prefill_hardware"].astype(str),
-            "length_bin": pd.Categorical(
-                length_bins(floats(rows, "input_tokens")), categories=LENGTH_BINS, ordered=True
-            ),
-            "error": floats(rows, "prefill_s") / floats(rows, "profile_prefill_s") - 1.0,
-        }
-    )
-    grouped = table.groupby(["hardware", "length_bin"], observed=True)["error"]
-    result = grouped.agg(["size", "median"]).reset_index()
-    result.columns = pd.Index(columns)
-    result["length_bin"] = result["length_bin"].astype(str)
-    return result
 
 
 def _overheads(view: _View) -> Iterator[str]:

@@ -160,6 +160,8 @@ def test_a_full_queue_and_a_long_wait_are_refused_early(
             assert [one[0] for one in await asyncio.gather(*first)] == [200, 200]
             (refused,) = [row for row in decisions(setup) if row["action"] == "reject"]
             assert said in refused["reason"]
+            phases = [row["failure_phase"] for row in setup.rows("gateway")]
+            assert sorted(map(str, phases)) == ["None", "None", "rejected"]
             _, text, _ = await setup.ask("GET", "/metrics")
             assert 'prfaas_gateway_rejects_total{status="429"} 1.0' in text
             # What did come is in the histograms: two first tokens, and one more after each.

@@ -254,7 +254,8 @@ def test_a_hundred_thousand_hostile_frames() -> None:
                 transfer.send_layer(0, bytes(LIMITS.max_buffer_bytes))
                 await transfer.finish()
                 (await receiver.expect(room, soon())).release()
-            assert len(os.listdir("/proc/self/fd")) <= descriptors
+            while len(os.listdir("/proc/self/fd")) > descriptors:
+                await asyncio.sleep(0.01)  # a lane lets go of the last ones; ``run`` bounds it
             assert threading.active_count() <= threads + 1  # of asyncio.to_thread
 
     with Lanes(2) as lanes:

@@ -143,7 +143,7 @@ class Front:
                     response = await answer.finish()
                     flight.outcome = "completed"
                     return response
-            flight.fail("gateway", refusal.reason)
+            flight.fail("rejected", refusal.reason)
             retry_s = self._driver.wall_s(refusal.retry_after_s)
             return self._reject(503 if refusal.unavailable else 429, refusal.reason, retry_s)
         except asyncio.CancelledError:

@@ -107,6 +107,7 @@ class LinkWatch:
     def _sample(self, sender: str, one: TcpSample, at_s: float) -> LinkSample:
         assert one.bytes_acked is not None
         assert one.rtt_s is not None
+        assert one.in_flight_bytes is not None
         min_rtt_s = None if one.min_rtt_s is None else one.min_rtt_s * self._time_scale
         return LinkSample(
             at_s=at_s,
@@ -119,5 +120,5 @@ class LinkWatch:
             min_rtt_s=min_rtt_s,
             unsent_bytes=one.unsent_bytes * self._byte_scale,
             backlog_bytes=one.backlog_bytes * self._byte_scale,
-            in_flight_bytes=(one.in_flight_bytes or 0) * self._byte_scale,
+            in_flight_bytes=one.in_flight_bytes * self._byte_scale,
         )

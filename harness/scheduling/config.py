@@ -10,7 +10,6 @@ request alone, and only guides the choice of a decode instance.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,12 +57,6 @@ def _decode_context_tokens(workload: Workload) -> float:
     """The middle of the workload's range of lengths, which for skewed lengths is above their mean
     and so errs on the slow side."""
     return (workload.min_tokens + workload.max_tokens + workload.output_tokens) / 2
-
-
-def kv_bytes_function(architecture: Architecture) -> Callable[[int], int]:
-    """S_kv(tokens) in O(kinds of layer), for callers that ask for every request."""
-    counts = tuple(Counter(architecture.layers).items())
-    return lambda tokens: sum(count * layer.kv_bytes(tokens) for layer, count in counts)
 
 
 def no_transfer(_tokens: int, _prefill_s: float, _crosses: bool) -> float:

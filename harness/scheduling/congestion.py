@@ -152,7 +152,7 @@ class LinkEstimate:
         if self._round.is_over(senders):
             latest = sum(self._latest(line, now_s) for line in lines)
             self._busy.observe(latest, waiting, now_s, scarce=self._scarce)
-        state = self.state(now_s)
+        state = self._state(lines, waiting, now_s)
         self._scarce = state.scarce
         return state
 
@@ -161,10 +161,12 @@ class LinkEstimate:
         out once they are old."""
         horizon_s = now_s - self._config.forget_after_s
         lines = [line for line in self._lines.values() if line.last.at_s >= horizon_s]
+        return self._state(lines, self._waiting_bytes(lines), now_s)
+
+    def _state(self, lines: list[_Line], waiting: float, now_s: float) -> LinkState:
         fading = [self._fading(line, now_s) for line in lines]
         rate = sum(line.bytes_per_s * by for line, by in zip(lines, fading, strict=True))
         again = sum(line.retransmits_per_s * by for line, by in zip(lines, fading, strict=True))
-        waiting = self._waiting_bytes(lines)
         capacity = self._busy.capacity_bytes_per_s
         return LinkState(
             at_s=max((line.last.at_s for line in lines), default=None),
