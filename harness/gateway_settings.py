@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.core import ScenarioError
 from harness.datafile import printable, read_bytes
 from harness.resolution import wrong
-from harness.scenario_file import GatewayTable
+from harness.scenario_tables.machinery import GatewayTable
 from harness.settings import Gateway, Timeouts
 
 #: The tokenizers of models in use have 2 to 35 MB.

@@ -1,7 +1,8 @@
 """The tables of the mechanisms under study as records: scheduling, prefix cache, transport."""
 
 from harness.resolution import wrong
-from harness.scenario_file import PrefixCacheTable, SchedulingTable, TransportTable
+from harness.scenario_tables.decisions import PrefixCacheTable, SchedulingTable
+from harness.scenario_tables.machinery import TransportTable
 from harness.settings import PrefixCache, Scheduling, Transport
 
 

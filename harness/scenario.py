@@ -1,9 +1,9 @@
 """A scenario: one frozen tree of records in base units, every file it names read and checked.
 
 ``harness.scenario_file`` validates the TOML table by table without opening a path, and
-``harness.resolution`` what is written across keys; here the paths are opened, and what only the
-files can tell is checked: the right model, lengths that the profiles cover. Whether its link can be
-emulated (``check_emulation``) only a live run asks.
+``harness.resolution`` and ``harness.workload_resolution`` what is written across keys; here the
+paths are opened, and what only the files can tell is checked: the right model, lengths that the
+profiles cover. Whether its link can be emulated (``check_emulation``) only a live run asks.
 """
 
 import hashlib
@@ -23,13 +23,9 @@ from harness.gateway_settings import resolve_gateway
 from harness.mechanisms import resolve_prefix_cache, resolve_scheduling, resolve_transport
 from harness.profile_file import load_profile
 from harness.resolution import (
-    check_prefix,
-    check_workload,
     resolve_deployment,
     resolve_link,
     resolve_link_schedule,
-    synthetic,
-    traced,
     wrong,
 )
 from harness.scenario_file import ScenarioFile, read_scenario_file
@@ -51,6 +47,7 @@ from harness.settings import (
     Workload,
 )
 from harness.trace import read_trace
+from harness.workload_resolution import check_prefix, check_workload, synthetic, traced
 from netem.link import LinkError, LinkSpec
 from netem.variation import LinkSchedule
 

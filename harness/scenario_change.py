@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.core import ScenarioError
-from harness.resolution import traced, wrong
+from harness.resolution import wrong
 from harness.scenario import Scenario, check_scenario
 from harness.trace import TraceFormat, read_trace
+from harness.workload_resolution import traced
 
 
 def with_trace(

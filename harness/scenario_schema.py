@@ -3,10 +3,10 @@
 import ast
 import inspect
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from harness import scenario_file
+from harness.scenario_tables import decisions, machinery, offered
 
 
 def json_schema() -> dict[str, Any]:
@@ -23,8 +23,8 @@ def _key_docstrings() -> dict[tuple[str, str], str]:
     """The string under each key of a table, by table and key. Read when the schema is asked for:
     pydantic would parse the file for every table, each time a scenario is read."""
     found = {}
-    source = Path(scenario_file.__file__).read_text(encoding="utf-8")
-    for table in ast.parse(source).body:
+    trees = [ast.parse(inspect.getsource(room)) for room in (offered, decisions, machinery)]
+    for table in (node for tree in trees for node in tree.body):
         if not isinstance(table, ast.ClassDef):
             continue
         for key, under in pairwise(table.body):

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from harness.core import Request, ScenarioError
 from harness.lognormal import TruncatedLogNormal
-from harness.resolution import output_law
 from harness.scenario import Scenario
 from harness.settings import Load, Prefix, Workload
 from harness.trace import Trace, read_trace
+from harness.workload_resolution import output_law
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

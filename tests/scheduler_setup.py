@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from harness.core import PD, PRFAAS, Instance
 from harness.deployment import Balancing
 from harness.mechanisms import resolve_prefix_cache, resolve_scheduling
-from harness.scenario_file import PrefixCacheTable, SchedulingTable
+from harness.scenario_tables.decisions import PrefixCacheTable, SchedulingTable
 from harness.scheduling import events as ev
 from harness.scheduling.congestion import LinkSample
 from harness.scheduling.scheduler import Scheduler

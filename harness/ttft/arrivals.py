@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from harness.burstiness import OnOff, Recorded
 from harness.queueing import Arrivals, Renewal
-from harness.resolution import output_law
 from harness.scenario import Scenario
 from harness.workload import build_schedule
+from harness.workload_resolution import output_law
 
 _STRATA = 512
 
