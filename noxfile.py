@@ -1,6 +1,11 @@
-"""Sessions: ``bench-prfaas`` (the main job), ``lint``, ``types``, ``tests``, ``netem``."""
+"""Sessions: ``bench-prfaas`` (the main job), ``lint``, ``types``, ``tests``, ``netem``,
+``sglang-cpu``."""
 
+import hashlib
+import os
 import shutil
+import sys
+from pathlib import Path
 
 import nox
 
@@ -24,6 +29,14 @@ NETEM_TESTS = [
 ]
 #: Side by side, each file in one process; in their order, by which the longest come early.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+SGLANG_PYTHON = (3, 11)
+SGLANG_FILES = Path("tests/sglang_cpu")
+#: A package that wants torchvision would replace torch by one with CUDA, of 3 GB, unasked.
+NO_CUDA = (
+    "import sys, torch; "
+    "sys.exit(torch.version.cuda and 'torch is built for CUDA; for pip set "
+    "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, and remove this environment')"
+)
 GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 
 
@@ -76,3 +89,51 @@ def netem(session: nox.Session) -> None:
     pytest = ["python", "-m", "pytest", "-p", "no:cacheprovider", *NETEM_TESTS]
     chosen = ["-k", "test_netem_kernel or [netem]", *session.posargs]
     session.run("python", "tests/uml.py", "--timeout", "480", "--", *pytest, *chosen)
+
+
+@nox.session(name="sglang-cpu", venv_backend="none")
+def sglang_cpu(session: nox.Session) -> None:
+    """Real SGLang servers without a GPU, in an environment that is kept: [pytest options]."""
+    if sys.version_info[:2] != SGLANG_PYTHON:
+        asked, here = (
+            ".".join(map(str, version[:2])) for version in (SGLANG_PYTHON, sys.version_info)
+        )
+        session.error(
+            f"SGLang's wheels for the processor are tested with Python {asked}, and nox runs with "
+            f"{here}: install nox for python{asked}"
+        )
+    python = _sglang_environment(session)
+    standin = str(SGLANG_FILES / "standin")
+    session.run(python, "-m", "pip", "install", "-q", "-e", ".", *GROUPS["test"], external=True)
+    session.run(
+        python, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", standin,
+        external=True,
+    )  # fmt: skip
+    session.run(python, "-c", NO_CUDA, external=True)
+    tests = sorted(str(path) for path in Path("tests").glob("test_sglang*.py"))
+    # Several servers start at once, so no two files side by side.
+    session.run(
+        python, "-m", "pytest", "-m", "sglang", *tests, *session.posargs,
+        external=True, env={"PRFAAS_REQUIRE_SGLANG": "1"},
+    )  # fmt: skip
+
+
+def _sglang_environment(session: nox.Session) -> str:
+    """The interpreter of an environment with SGLang, made once for a list of requirements."""
+    lists = [SGLANG_FILES / "requirements.txt", SGLANG_FILES / "requirements-no-deps.txt"]
+    content = b"".join(path.read_bytes() for path in lists) + sys.version.encode()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prfaas-bench"
+    folder = cache / f"sglang-cpu-{hashlib.sha256(content).hexdigest()[:16]}"
+    python = str(folder / "bin" / "python")
+    if (folder / "complete").exists():
+        session.log(f"using {folder}")
+        return python
+    session.log(f"making {folder}: 2.4 GB, some minutes")
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(sys.executable, "-m", "venv", str(folder), external=True)
+    pip = (python, "-m", "pip", "install", "-q")
+    session.run(*pip, "-r", str(lists[0]), external=True)
+    session.run(*pip, "--no-deps", "-r", str(lists[1]), external=True)
+    session.run(python, "-c", NO_CUDA, external=True)
+    (folder / "complete").touch()
+    return python

@@ -130,6 +130,20 @@ class Architecture:
         return tuple(layer.kv_bytes(tokens, resident_tokens) for layer in self.layers)
 
 
+def paged_kv_bytes(architecture: Architecture, tokens: int, page_tokens: int) -> int:
+    """S_kv(tokens) in whole pages, as SGLang sends it: a window's pages are those that its tokens
+    touch, at both of its ends; a state has none."""
+    if tokens < 0 or page_tokens < 1:
+        raise ValueError(f"no KV has {tokens} tokens in pages of {page_tokens}")
+    end = -(-tokens // page_tokens)
+    moved = 0
+    for layer in architecture.layers:
+        moved += layer.growing_bytes_per_token * end * page_tokens + layer.fixed_bytes
+        start = max(0, tokens - layer.window_tokens) // page_tokens
+        moved += layer.window_bytes_per_token * (end - start) * page_tokens
+    return moved
+
+
 def wire_layer_bytes(layer_bytes: Sequence[int], byte_scale: float) -> tuple[int, ...]:
     """Each layer's bytes on the wire, such that they sum to ``round(total / byte_scale)``.
 

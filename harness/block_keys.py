@@ -38,15 +38,24 @@ def block_keys_of_hash_ids(
 ) -> tuple[int, ...]:
     """Keys of a planned prompt by the hash ids of its trace.
 
-    Blocks that reach beyond the hash ids share nothing: their content is the request's ``index``.
+    Blocks that reach beyond the hash ids share nothing: their keys count on from one of the
+    request's ``index``.
     """
-    own = b"own" + _eight_bytes(index)
     contents = []
-    for first in range(0, input_tokens - block_tokens + 1, block_tokens):
+    blocks = input_tokens // block_tokens
+    for first in range(0, blocks * block_tokens, block_tokens):
         last = (first + block_tokens - 1) // HASH_ID_TOKENS
-        over = hash_ids[first // HASH_ID_TOKENS : last + 1] if last < len(hash_ids) else ()
-        contents.append(b"".join(map(_eight_bytes, over)) or own)
-    return _chained(contents)
+        if last >= len(hash_ids):
+            break
+        over = hash_ids[first // HASH_ID_TOKENS : last + 1]
+        contents.append(b"".join(map(_eight_bytes, over)))
+    shared = _chained(contents)
+    if len(shared) == blocks:
+        return shared
+    # Keys that nobody else has, so a run of whole numbers does.
+    last_key = (shared[-1] if shared else 0).to_bytes(8, "little")
+    start = xxhash.xxh3_64_intdigest(last_key + b"own" + _eight_bytes(index))
+    return shared + tuple(range(start, start + blocks - len(shared)))
 
 
 def _eight_bytes(number: int) -> bytes:

@@ -60,12 +60,16 @@ def verdict_table(document: dict[str, Any]) -> Table:
     table = Table(
         title=f"{document['verdict']} (link: {document['link_backend'] or 'not built'}, "
         f"time scale {document['time_scale']:g}, byte scale {document['byte_scale']:g})",
-        caption="TTFT in s, measured; sim = simulated mean; "
+        caption="TTFT in s, measured; sim = simulated mean; good = goodput, req/s within the SLO; "
         "max = modelled capacity, Lambda_max with T(E\\[l]) in req/s. "
         "P99 needs 1,000 effective samples.",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
     )
     table.add_column("deployment", no_wrap=True)
-    for column in ("completed", "mean", "P50", "P90", "P99", "sim", "max"):
+    for column in ("completed", "mean", "P50", "P90", "P99", "sim", "good", "max"):
         table.add_column(column, justify="right")
     for name, one in document["deployments"].items():
         table.add_row(
@@ -76,6 +80,7 @@ def verdict_table(document: dict[str, Any]) -> Table:
             _figure(one["ttft_p90_s"]),
             _figure(one["ttft_p99_s"]),
             _figure(one["modelled_ttft_mean_s"]),
+            _figure(one.get("goodput_req_per_s")),
             _figure(one.get("lambda_max_req_per_s")),
         )
     return table

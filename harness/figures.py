@@ -10,10 +10,20 @@ import pandas as pd
 
 from harness.phrases import scaled
 from harness.record.run_directory import Manifest
-from harness.summary import LENGTH_BINS, completed, floats, length_bins, prefill_errors
+from harness.statistics import mean_levels
+from harness.summary import (
+    LENGTH_BINS,
+    completed,
+    floats,
+    length_bins,
+    planned_instants_s,
+    prefill_errors,
+)
 from reports.document import Axis, Chart
 
 GBIT_BYTES = 1e9 / 8
+#: Stretches of time whose mean level is drawn.
+_STRETCHES = 200
 #: The budget's terms as drawn: what takes too little to be seen is drawn together.
 LAYERS = {
     "prefill": ("prefill",),
@@ -56,6 +66,44 @@ def ttft_distribution(
         order=names,
         dashed="modelled",
         dashed_labels=("measured", "simulated"),
+    )
+
+
+def in_flight(
+    requests: pd.DataFrame,
+    names: tuple[str, ...],
+    steady_start_s: float | None,
+    time_scale: float,
+) -> Chart | None:
+    """Requests in flight over time; one repeat is drawn."""
+    first = requests[(requests["repeat"] == 0) & requests["end_s"].notna()]
+    until_s = float(floats(first, "end_s").max(initial=0.0))
+    if until_s <= 0.0:
+        return None
+    edges_s = np.linspace(0.0, until_s, _STRETCHES + 1)
+    parts, means = [], []
+    for name in names:
+        here = first[first["deployment"] == name]
+        if here.empty:
+            continue
+        spans = planned_instants_s(here, time_scale), floats(here, "end_s")
+        own_s = float(spans[1].max())
+        means.append(f"{mean_levels(*spans, np.array([0.0, own_s]))[0]:.1f} with {name}")
+        levels = pd.DataFrame({"t_s": edges_s[:-1], "level": mean_levels(*spans, edges_s)})
+        parts.append(levels[edges_s[:-1] < own_s].assign(deployment=name))
+    listed = _listed(means)
+    return Chart(
+        "lines",
+        pd.concat(parts, ignore_index=True),
+        f"Requests in flight average {listed}",
+        f"Requests in flight over time. Average: {listed}.",
+        Axis("t_s", "time since the load began (s)"),
+        Axis("level", "requests in flight"),
+        series="deployment",
+        order=names,
+        x_reference=(
+            None if steady_start_s is None else (steady_start_s, "the steady window begins")
+        ),
     )
 
 

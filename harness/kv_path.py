@@ -1,13 +1,20 @@
 """The path KV takes from a prefill instance: one server, first come first served, layer by layer.
 
-Layer k of L is ready at start + T_prefill (k + 1) / L when transfer is layer-wise, every layer at
-the end of prefill otherwise. A path of rate R sends ready layers in the order in which they became
+A path of rate R sends ready layers (``harness.kv_layers``) in the order in which they became
 ready, each for bytes / R; what is sent lands ``delay_s`` later. With ready times r and sizes b in
 that order the departures d follow Lindley's recursion
 
     d_k = max(d_{k-1}, r_k) + b_k / R        that is        d_k = C_k + max_{j <= k} (r_j - C_{j-1})
 
 where C is the running sum of b / R and the path's last departure counts as r_0: no event per layer.
+So all that cross a path share it piece by piece, in turn; TCP connections of a live run share it
+by bytes, which for pieces that are small against a transfer comes to the same.
+
+Only a part of the past matters. Sending i, of pieces of at most c_i seconds that become ready at
+steps of g_i, brings at most c_i (x / g_i + 1) of work in x seconds. With C = sum of c_i and
+rho = sum of c_i / g_i < 1, what was ready before t - C / (1 - rho) has left by t, and of few
+sendings what came later is a handful of pieces. Where that does not hold, or of many, the recursion
+is solved over all pieces since the last look.
 
 The rate may change, to 0 too, at instants that are known. In the path's own time
 
@@ -20,59 +27,21 @@ before a change lands after the same delay. With a constant rate u(t) = t.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harness.architecture import Architecture
+from harness.kv_layers import FloatArray, LayerSizes, Sending, SendingTable, ready_times
 
-FloatArray = NDArray[np.float64]
+__all__ = ["Carried", "KvPath", "LayerSizes", "RateChange", "ready_times"]
 
-
-class LayerSizes:
-    """Bytes of each layer by length, for one architecture, as whole numbers in floats."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        layers = architecture.layers
-        self.num_layers = len(layers)
-        # (layers,) each
-        self._growing = np.array([one.growing_bytes_per_token for one in layers], dtype=np.float64)
-        self._fixed = np.array([one.fixed_bytes for one in layers], dtype=np.float64)
-        self._windows = np.array([one.window_tokens for one in layers])
-        self._window = np.array([one.window_bytes_per_token for one in layers], dtype=np.float64)
-        self._has_windows = bool(self._window.any())
-
-    def __call__(self, tokens: int, resident_tokens: int = 0) -> FloatArray:
-        """Bytes of each layer after ``tokens`` tokens, in layer order; of the growing KV only what
-        comes after ``resident_tokens`` (``Architecture.moved_bytes``)."""  # [layers]
-        sizes: FloatArray = self._growing * (tokens - resident_tokens) + self._fixed
-        if self._has_windows:
-            sizes += self._window * np.minimum(tokens, self._windows)
-        return sizes
-
-
-def ready_times(start_s: float, end_s: float, num_layers: int, *, layerwise: bool) -> FloatArray:
-    """When each layer's KV may leave, in layer order; the last one exactly at ``end_s``."""
-    if not layerwise:
-        return np.full(num_layers, end_s, dtype=np.float64)
-    ready_s = start_s + (end_s - start_s) / num_layers * np.arange(1.0, num_layers + 1)
-    ready_s[-1] = end_s
-    return ready_s
-
-
-@dataclass(slots=True)
-class _Sending:
-    ready_s: FloatArray  # [layers]
-    sizes_bytes: FloatArray  # [layers]
-    next_layer: int
-    departed_s: float
-
-
-#: Key of what is sent at once; requests' are not negative.
-_PIECE = -1
+#: So many sendings are looked at one by one, more of them as columns.
+_FEW = 12
+#: A prefill without duration is none; its pieces are ready at once.
+_LEAST_STEP_S = 1e-12
+#: Of a path fuller than this the whole past since the last look is taken.
+_FULL = 0.9
 
 
 class RateChange(NamedTuple):
@@ -92,50 +61,176 @@ class Carried(NamedTuple):
 class KvPath:
     """A rate, a delay and the layers that wait for it. Times must not go back.
 
-    ``changes`` ascend in time, from 0 on.
+    ``changes`` ascend in time, from 0 on. ``sizes`` are of the model whose prefills are offered;
+    not ``layerwise``, each leaves in one piece at its end.
     """
 
     def __init__(
-        self, rate_bytes_per_s: float, delay_s: float, changes: Sequence[RateChange] = ()
+        self,
+        rate_bytes_per_s: float,
+        delay_s: float,
+        changes: Sequence[RateChange] = (),
+        sizes: LayerSizes | None = None,
+        *,
+        layerwise: bool = True,
     ) -> None:
         assert rate_bytes_per_s > 0, "a path needs a rate"
         self.rate_bytes_per_s = rate_bytes_per_s
         self.delay_s = delay_s
+        #: Of all that has been asked for with ``landed_s`` or ``send``.
         self.sent_bytes = 0.0
-        #: The last departure, in the path's own time.
+        self._sizes = sizes
+        self._count = sizes.num_layers if sizes is not None and layerwise else 1
+        #: Up to when pieces that were ready are accounted for, and their last departure, in the
+        #: path's own time.
+        self._at_s = -math.inf
         self._departed = -math.inf
-        self._sending: dict[int, _Sending] = {}
+        self._sending: dict[int, Sending] = {}
+        self._table = None if sizes is None else SendingTable(sizes, self._count)
+        #: Those that have no place in the table, which few of them do not need.
+        self._unplaced: dict[int, Sending] = {}
+        self._offered = 0
+        #: Sums over what is being sent: the longest piece, and that over the step.
+        self._most_s = self._load = 0.0
         self._clock = _OwnTime(rate_bytes_per_s, changes) if changes else None
 
-    def offer(self, key: int, ready_s: FloatArray, sizes_bytes: FloatArray) -> None:
-        """Announce a request's layers when its prefill starts. ``ready_s`` ascends."""
-        self._sending[key] = _Sending(ready_s, sizes_bytes, 0, -math.inf)
+    def offer(
+        self, key: int, start_s: float, end_s: float, tokens: int, resident_tokens: int = 0
+    ) -> None:
+        """Announce a prefill, now that it starts, of a prompt of ``tokens`` of which the growing KV
+        of ``resident_tokens`` need not be sent."""
+        sizes, count = self._sizes, self._count
+        assert sizes is not None, "a path of no model"
+        total = sizes.total(tokens, resident_tokens)
+        most = total if count == 1 else sizes.most(tokens, resident_tokens)
+        if not self._sending:
+            self._most_s = self._load = 0.0
+            if start_s > self._at_s:
+                self._at_s = start_s
+        most_s, step_s = most / self.rate_bytes_per_s, max((end_s - start_s) / count, _LEAST_STEP_S)
+        self._offered += 1
+        self._sending[key] = self._unplaced[self._offered] = Sending(
+            self._offered, start_s, end_s, step_s, count, tokens, resident_tokens, total, most_s
+        )
+        self._most_s += most_s
+        self._load += most_s / step_s
 
     def landed_s(self, key: int, now_s: float) -> float:
-        """When the last layer of ``key`` lands. Call it when the last layer is ready, in time
-        order: then every layer that leaves before it has been offered. Infinite where the rate
-        stays 0."""
-        self._send_until(now_s)
-        sending = self._sending.pop(key)
-        assert sending.next_layer == len(sending.ready_s), "asked before the last layer was ready"
-        return sending.departed_s + self.delay_s
+        """When the last layer of ``key`` lands. Call it at the end of its prefill, in time order:
+        then every layer that leaves before it has been offered. Infinite where the rate stays 0."""
+        one = self._sending[key]
+        if one.departed is None:
+            self._advance(now_s)
+        departed = one.departed
+        if departed is None:  # a prefill without duration
+            departed = max(self._own(now_s), self._departed)
+            departed += one.total_bytes / self.rate_bytes_per_s
+            self._departed = max(self._departed, departed)
+        self.sent_bytes += one.total_bytes
+        self._forget(key, one)
+        return self._wall(departed) + self.delay_s
+
+    def withdraw(self, key: int) -> None:
+        """What is not sent yet of ``key`` never will be; what is counts as if it all had been."""
+        one = self._sending.get(key)
+        if one is not None:
+            self.sent_bytes += one.total_bytes
+            self._forget(key, one)
+
+    def _forget(self, key: int, one: Sending) -> None:
+        del self._sending[key]
+        if one.place >= 0:
+            assert self._table is not None
+            self._table.drop(one)
+        else:
+            del self._unplaced[one.order]
+        self._most_s -= one.most_s
+        self._load -= one.most_s / one.step_s
 
     def send(self, now_s: float, nbytes: float) -> float:
         """Send one piece that is ready now; when it lands."""
-        assert _PIECE not in self._sending
-        self.offer(_PIECE, np.array([now_s]), np.array([nbytes], dtype=np.float64))
-        return self.landed_s(_PIECE, now_s)
+        self._advance(now_s)
+        self._departed = max(self._own(now_s), self._departed) + nbytes / self.rate_bytes_per_s
+        self.sent_bytes += nbytes
+        return self._wall(self._departed) + self.delay_s
 
     def carried(self, now_s: float) -> Carried:
-        """What left and what waits, without a change to the path."""
-        departed, sent_bytes = self._departed, self.sent_bytes
-        parts = self._ready_parts(now_s)
-        if parts:
-            _, sizes, departures = self._departures(parts)
-            departed, sent_bytes = float(departures[-1]), sent_bytes + float(sizes.sum())
-        own = now_s if self._clock is None else float(self._clock.own(now_s))
-        waiting = max(0.0, departed - own) * self.rate_bytes_per_s
-        return Carried(sent_bytes - waiting, waiting)
+        """What left and what waits."""
+        self._advance(now_s)
+        waiting = max(0.0, self._departed - self._own(now_s)) * self.rate_bytes_per_s
+        ready = sum(self._ready_bytes(one, now_s) for one in self._sending.values())
+        return Carried(self.sent_bytes + ready - waiting, waiting)
+
+    def _ready_bytes(self, one: Sending, now_s: float) -> float:
+        done, _ = one.ready_by(now_s)
+        if done in (0, one.count):
+            return one.total_bytes if done else 0.0
+        assert self._sizes is not None
+        return float(self._sizes(one.tokens, one.resident_tokens)[:done].sum())
+
+    def _advance(self, now_s: float) -> None:
+        """Account for what has become ready by now."""
+        if not self._few_pieces(now_s):
+            assert self._table is not None
+            self._table.put_all(self._unplaced.values())
+            self._unplaced.clear()
+            ready, sizes, tell = self._table.ready_between(self._at_s, now_s)
+            if len(ready):
+                if self._clock is not None:
+                    ready = self._clock.own(ready)
+                sending = sizes / self.rate_bytes_per_s
+                total = np.cumsum(sending)
+                start = np.maximum.accumulate(ready - (total - sending))
+                departed = total + np.maximum(start, self._departed)
+                self._departed = float(departed[-1])
+                tell(departed)
+        self._at_s = now_s
+
+    def _few_pieces(self, now_s: float) -> bool:
+        """The recursion over the few pieces that may still matter; False where they are many."""
+        if not self._sending:
+            return True
+        begun_s, departed, load = self._at_s, self._departed, self._load
+        if self._clock is not None or len(self._sending) > _FEW or load > _FULL:
+            return False
+        if len(self._sending) == 1:
+            (one,) = self._sending.values()
+            # Each piece has left before the next one is ready.
+            late = departed > begun_s and departed > one.start_s + one.step_s
+            if late and departed + self._most_s + load * (now_s - begun_s) > now_s:
+                return False
+            since_s = now_s - one.step_s
+        else:
+            if departed + self._most_s + load * (now_s - begun_s) > now_s:
+                return False
+            since_s = now_s - self._most_s / (1 - load)
+        found: list[tuple[float, int, int, Sending]] = []
+        for one in self._sending.values():
+            done, ready_s = one.ready_by(now_s)
+            while done and ready_s > since_s and ready_s > begun_s:
+                found.append((ready_s, one.order, done, one))
+                done -= 1
+                ready_s = one.start_s + one.step_s * done
+        found.sort()
+        for ready_s, _, done, one in found:
+            departed = (departed if departed > ready_s else ready_s) + self._piece_s(one, done - 1)
+            if done == one.count:
+                one.departed = departed
+        self._departed = departed
+        return True
+
+    def _piece_s(self, one: Sending, piece: int) -> float:
+        if one.count == 1:
+            return one.most_s
+        assert self._sizes is not None
+        size = self._sizes.of_layer(piece, one.tokens, one.resident_tokens)
+        return size / self.rate_bytes_per_s
+
+    def _own(self, now_s: float) -> float:
+        return now_s if self._clock is None else float(self._clock.own(now_s))
+
+    def _wall(self, own: float) -> float:
+        return own if self._clock is None else float(self._clock.wall(np.array([own]))[0])
 
     def rate_at(self, now_s: float) -> float:
         """The rate at an instant."""
@@ -158,50 +253,6 @@ class KvPath:
             return self.rate_bytes_per_s
         own_s = float(self._clock.own(end_s)) - float(self._clock.own(start_s))
         return self.rate_bytes_per_s * own_s / (end_s - start_s)
-
-    def _ready_parts(self, now_s: float) -> list[tuple[_Sending, slice]]:
-        parts = []
-        for sending in self._sending.values():
-            upto = int(np.searchsorted(sending.ready_s, now_s, side="right"))
-            if upto > sending.next_layer:
-                parts.append((sending, slice(sending.next_layer, upto)))
-        return parts
-
-    def _departures(
-        self, parts: list[tuple[_Sending, slice]]
-    ) -> tuple[NDArray[np.intp] | None, FloatArray, FloatArray]:
-        """Order in which the parts' layers leave (None: as they are), their sizes and departures
-        in that order. # (layers,) each"""
-        ready = np.concatenate([sending.ready_s[part] for sending, part in parts])
-        sizes = np.concatenate([sending.sizes_bytes[part] for sending, part in parts])
-        order = None
-        if len(parts) > 1:
-            order = np.argsort(ready, kind="stable")  # ties: the earlier prefill first
-            ready, sizes = ready[order], sizes[order]
-        if self._clock is not None:
-            ready = self._clock.own(ready)
-        sending_s = sizes / self.rate_bytes_per_s
-        total_s = np.cumsum(sending_s)
-        start_s = np.maximum.accumulate(ready - (total_s - sending_s))
-        return order, sizes, total_s + np.maximum(start_s, self._departed)
-
-    def _send_until(self, now_s: float) -> None:
-        parts = self._ready_parts(now_s)
-        if not parts:
-            return
-        order, sizes, departed = self._departures(parts)
-        self._departed = float(departed[-1])
-        self.sent_bytes += float(sizes.sum())
-        departed_s = departed if self._clock is None else self._clock.wall(departed)
-        if order is not None:
-            by_layer = np.empty_like(departed_s)
-            by_layer[order] = departed_s
-            departed_s = by_layer
-        position = 0
-        for sending, part in parts:
-            position += part.stop - part.start
-            sending.next_layer = part.stop
-            sending.departed_s = float(departed_s[position - 1])
 
 
 class _OwnTime:

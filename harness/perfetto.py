@@ -48,7 +48,7 @@ def trace_events(requests: pd.DataFrame, manifest: Manifest) -> list[dict[str, A
             continue
         rows = requests[
             (requests["deployment"] == cell.deployment) & (requests["repeat"] == cell.repeat)
-        ]
+        ][_columns()]
         events.append(_named("process_name", cell.name, process, 0))
         thread = 0
         for kind, begin, end, place in _SPANS:
@@ -69,6 +69,12 @@ def trace_events(requests: pd.DataFrame, manifest: Manifest) -> list[dict[str, A
                         for row in track
                     ]
     return events
+
+
+def _columns() -> list[str]:
+    """What spans are made of: a row of all columns would cost most of the time."""
+    named = [column for _, *columns in _SPANS for column in columns if column is not None]
+    return list(dict.fromkeys(["rid", *_ARGUMENTS, *named]))
 
 
 def _tracks(group: pd.DataFrame, begin: str, end: str) -> list[list[dict[str, Any]]]:

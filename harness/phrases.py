@@ -24,11 +24,36 @@ def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
             yield f"{before}{key}", text[:_MAX_TEXT]
 
 
-def interval_text(interval: dict[str, Any]) -> str | None:
-    """An interval of seconds; None where there is none."""
-    if interval["low"] is None:
+def interval_text(interval: dict[str, Any], factor: float = 1.0) -> str | None:
+    """An interval times ``factor``; None where there is none."""
+    low, high = interval["low"], interval["high"]
+    if low is None:
         return None
-    return f"{interval['low']:.2f} to {interval['high']:.2f}"
+    return f"{low * factor:.2f} to {'infinite' if high is None else f'{high * factor:.2f}'}"
+
+
+def length_text(over_tokens: int, high_tokens: int | None) -> str:
+    """A bin (over, high] of input lengths; the last one is open."""
+    if high_tokens is None:
+        return f"over {over_tokens:,}"
+    return f"{over_tokens + 1:,} to {high_tokens:,}"
+
+
+def rate_text(rate_req_per_s: float | None, part: float | None) -> str | None:
+    """Requests a second with the share that they are."""
+    if rate_req_per_s is None or part is None:
+        return None
+    return f"{rate_req_per_s:.3f} ({100 * part:.1f} %)"
+
+
+def listed_text(values: list[float | None]) -> str:
+    """Values side by side, a dash for a missing one."""
+    return ", ".join("-" if value is None else f"{value:.3f}" for value in values)
+
+
+def yes_text(value: bool | None) -> str | None:
+    """A flag as a word."""
+    return None if value is None else ("yes" if value else "no")
 
 
 def quantile_text(summary: dict[str, Any], key: str) -> str | float | None:

@@ -1,13 +1,16 @@
 """What is settled before a run: plan, exact schedule, and what model and simulation say of it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from harness.core import Request, ScenarioError
+from harness.core import ScenarioError
 from harness.deployment import Deployment
 from harness.record.run_directory import DeploymentModel
 from harness.scenario import Scenario, extrapolated_hardware
 from harness.scenario_change import with_plan
-from harness.simulator import Simulation, simulate
+from harness.schedule import Schedule
+from harness.simulator import Simulation, Sink, simulate
 from harness.throughput import (
     DEFAULT_OBJECTIVE,
     Objective,
@@ -16,7 +19,13 @@ from harness.throughput import (
     solve,
 )
 from harness.utilisation import predict_utilisation
-from harness.workload import build_schedule, length_distribution
+from harness.workload import (
+    Burstiness,
+    build_schedule,
+    burstiness,
+    length_distribution,
+    schedule_notes,
+)
 
 #: Above this a queue's mean depends on the run's length more than on what is measured.
 MAX_UTILISATION = 0.95
@@ -27,10 +36,19 @@ class Prepared:
     """What is known before anything runs."""
 
     scenario: Scenario
-    schedule: tuple[Request, ...]
+    schedule: Schedule
     models: dict[str, DeploymentModel]
     simulations: dict[str, Simulation]
+    burstiness: Burstiness
     notes: tuple[str, ...]
+
+    def described_schedule(self) -> dict[str, Any]:
+        """The schedule's hash and burstiness, as a manifest and ``prfaas simulate`` have them."""
+        return {
+            "num_requests": len(self.schedule),
+            "sha256": self.schedule.sha256(),
+            "arrivals": self.burstiness.document(),
+        }
 
 
 def replan(
@@ -60,7 +78,7 @@ def _refuse_planned_only(scenario: Scenario) -> None:
         raise ScenarioError(
             f"'prefix.model' in the scenario file {scenario.path} asks for cached prefixes, which "
             'only prfaas plan takes into account. Set prefix.model = "none"; the caches of a run '
-            "are those of prefix_cache.enabled, over requests with hash ids (a trace)."
+            "are those of prefix_cache.enabled, over requests with hash ids (a trace, sessions)."
         )
     for name, one in scenario.deployments.items():
         if one.more_prfaas or one.more_pd:
@@ -77,9 +95,17 @@ def _plan_text(deployment: Deployment) -> str:
     return "/".join(map(str, counts)) + threshold
 
 
-def prepare(scenario: Scenario, notes: tuple[str, ...] = ()) -> Prepared:
+def prepare(
+    scenario: Scenario,
+    notes: tuple[str, ...] = (),
+    *,
+    transfer: bool = True,
+    sinks: Callable[[str], Sink] | None = None,
+) -> Prepared:
     """Schedule, models and simulations of a scenario as it is planned.
 
+    Without ``transfer`` simulated KV moves in no time. ``sinks`` give each deployment what takes
+    its rows, which the simulations then do not keep.
     ScenarioError where it asks for what only the planner knows.
     """
     _refuse_planned_only(scenario)
@@ -88,13 +114,24 @@ def prepare(scenario: Scenario, notes: tuple[str, ...] = ()) -> Prepared:
     models, simulations = {}, {}
     for name, deployment in scenario.deployments.items():
         model = deployment_model(scenario, deployment, lengths)
-        utilisation = predict_utilisation(scenario, name, schedule)
         models[name] = DeploymentModel(
             lambda_max_req_per_s=model.lambda_max_req_per_s,
             lambda_max_exact_req_per_s=model.lambda_max_exact_req_per_s,
-            utilisation=utilisation.by_stage(),
-            fitting_load_scale=utilisation.load_scale_for(MAX_UTILISATION),
         )
-        simulations[name] = simulate(scenario, name, schedule)
-    notes = (*notes, *left_out(scenario), *extrapolated_hardware(scenario))
-    return Prepared(scenario, schedule, models, simulations, notes)
+        if scenario.load.concurrency is None:  # a closed loop offers no load of its own
+            utilisation = predict_utilisation(scenario, name, schedule)
+            models[name] = replace(
+                models[name],
+                utilisation=utilisation.by_stage(),
+                fitting_load_scale=utilisation.load_scale_for(MAX_UTILISATION),
+            )
+            sink = None if sinks is None else sinks(name)
+            simulations[name] = simulate(scenario, name, schedule, transfer=transfer, sink=sink)
+    notes = (
+        *notes,
+        *schedule_notes(scenario.workload, scenario.load),
+        *left_out(scenario),
+        *extrapolated_hardware(scenario),
+    )
+    bursts = burstiness(scenario.workload, scenario.load, schedule)
+    return Prepared(scenario, schedule, models, simulations, bursts, notes)

@@ -23,9 +23,10 @@ hardware that only prefills (``can_decode`` is False). Each point says how it is
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +44,8 @@ MAX_TOKENS = 2**31
 _STEEPEST = 2.0
 #: No prefill and no decode step is shorter or longer; beyond, squares of times leave the floats.
 _TIMES_S = (1e-9, 1e9)
+#: Rounding of shares, sums of many layers' bytes.
+_SHARE_ERROR = 1e-6
 #: Rounding allowed when a step time is held against a bound that it meets exactly.
 _STEP_ERROR = 1e-9
 
@@ -63,6 +66,24 @@ class DecodePoint:
     step_s: float
     provenance: Provenance
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseCurve:
+    """What share of a prompt's KV bytes was final at what share of its prefill, as captured.
+
+    ``byte_shares`` and ``time_shares`` ascend and end at 1; bytes up to a share are final at its
+    time and not before, so the curve is a staircase of layers or chunks.
+    """
+
+    new_tokens: int
+    byte_shares: tuple[float, ...]
+    time_shares: tuple[float, ...]
+
+    def at(self, byte_share: float) -> float:
+        """When the first ``byte_share`` of the bytes is final, as a share of the prefill."""
+        i = bisect_left(self.byte_shares, byte_share - _SHARE_ERROR)
+        return self.time_shares[min(i, len(self.time_shares) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +108,7 @@ class Profile:
     decode_max_batch_provenance: Provenance | None
     decode_max_batch_source: str | None
     extrapolate: Extrapolation | None = None
+    release: tuple[ReleaseCurve, ...] = ()
     _curves: "tuple[_Curve, ...]" = field(init=False, repr=False, compare=False)
     _levels: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _covered: tuple[int, int, float] = field(init=False, repr=False, compare=False)
@@ -175,6 +197,15 @@ class Profile:
     def mean_prefill_s(self, lengths: npt.ArrayLike, weights: npt.ArrayLike) -> float:
         """E[T_prefill(l)] over a length distribution; ``weights`` sum to 1."""
         return float(np.dot(self.prefill_s_array(lengths), np.asarray(weights)))
+
+    def release_shares(self, tokens: int, layer_bytes: Sequence[int]) -> tuple[float, ...]:
+        """When each layer of a prompt is final, as a share of its prefill, by the captured release
+        of the nearest length (in ratio). Empty where nothing was captured, or has no bytes."""
+        total = sum(layer_bytes)
+        if not self.release or not total:
+            return ()
+        curve = min(self.release, key=lambda one: abs(math.log(one.new_tokens / tokens)))
+        return tuple(curve.at(done / total) for done in accumulate(layer_bytes))
 
     def decode_step_s(self, batch: float, context_tokens: float) -> float:
         """T_decode: one step of ``batch`` requests of ``context_tokens`` tokens each."""

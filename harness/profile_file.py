@@ -15,6 +15,13 @@ from harness.profile import (
     PrefillPoint,
     Profile,
     Provenance,
+    ReleaseCurve,
+)
+from harness.profile_measurement import (
+    IntervalFile,
+    MeasurementFile,
+    QuantilesFile,
+    ReleaseFile,
 )
 
 MAX_POINTS = 20_000
@@ -24,6 +31,8 @@ Tokens = Annotated[int, Field(ge=1, le=2**31)]
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 _WHAT = "profile file"
+#: Rounding of shares that were written as decimals.
+_SHARE_ERROR = 1e-6
 
 
 class _File(BaseModel):
@@ -36,6 +45,10 @@ class PrefillPointFile(_File):
     prefill_s: Seconds
     provenance: Provenance
     source: Text
+    #: 95 % interval, and how many visits it rests on; ``is_tight``: as many as it asked for.
+    interval_s: IntervalFile | None = None
+    samples: Annotated[int, Field(ge=1)] | None = None
+    is_tight: bool | None = None
 
 
 class DecodePointFile(_File):
@@ -44,6 +57,10 @@ class DecodePointFile(_File):
     step_s: Seconds
     provenance: Provenance
     source: Text
+    interval_s: IntervalFile | None = None
+    samples: Annotated[int, Field(ge=1)] | None = None
+    is_tight: bool | None = None
+    step_quantiles_s: QuantilesFile | None = None
 
 
 class PrefillFile(_File):
@@ -66,7 +83,8 @@ class EngineFile(_File):
 class ProfileFile(_File):
     """One (engine, hardware, model). ``decode.provenance`` and ``source`` are of ``max_batch``.
 
-    ``decode`` is null, or left out, for hardware that only prefills.
+    ``decode`` is null, or left out, for hardware that only prefills. ``measurement`` and
+    ``release`` are what ``prfaas profile`` found, and left out otherwise.
     """
 
     schema_version: Literal[1]
@@ -78,6 +96,8 @@ class ProfileFile(_File):
     engine: EngineFile
     prefill: PrefillFile
     decode: DecodeFile | None = None
+    release: Annotated[list[ReleaseFile], Field(max_length=100)] | None = None
+    measurement: MeasurementFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +150,25 @@ def profile_of(file: ProfileFile, path: Path, extrapolate: Extrapolation | None 
         decode_max_batch_provenance=decode.provenance if decode else None,
         decode_max_batch_source=decode.source if decode else None,
         extrapolate=extrapolate,
+        release=tuple(_release(path, one) for one in file.release or ()),
     )
+
+
+def _release(path: Path, one: ReleaseFile) -> ReleaseCurve:
+    curve = ReleaseCurve(one.new_tokens, tuple(one.byte_shares), tuple(one.time_shares))
+    for name in ("byte_shares", "time_shares"):
+        shares = getattr(curve, name)
+        if len(shares) != len(curve.byte_shares) or list(shares) != sorted(shares):
+            raise ScenarioError(
+                f"The {_WHAT} {path} has a release of {one.new_tokens} tokens whose {name!r} do "
+                "not ascend, or are not as many as the other shares."
+            )
+        if abs(shares[-1] - 1) > _SHARE_ERROR:
+            raise ScenarioError(
+                f"The {_WHAT} {path} has a release of {one.new_tokens} tokens whose {name!r} end "
+                f"at {shares[-1]:g} instead of 1."
+            )
+    return curve
 
 
 def _check_prefill(path: Path, points: list[PrefillPointFile]) -> None:

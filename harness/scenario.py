@@ -19,8 +19,11 @@ from harness.architecture import load_architecture
 from harness.core import Role, ScenarioError
 from harness.datafile import printable
 from harness.deployment import Deployment
+from harness.engine_resolution import resolve_engine
+from harness.engine_settings import Engine
 from harness.gateway_settings import resolve_gateway
 from harness.mechanisms import resolve_prefix_cache, resolve_scheduling, resolve_transport
+from harness.nodes import Node, resolve_nodes
 from harness.profile_file import load_profile
 from harness.resolution import (
     resolve_deployment,
@@ -47,7 +50,14 @@ from harness.settings import (
     Workload,
 )
 from harness.trace import read_trace
-from harness.workload_resolution import check_prefix, check_workload, synthetic, traced
+from harness.workload_resolution import (
+    asked_of_trace,
+    check_prefix,
+    check_workload,
+    resolve_selection,
+    synthetic,
+    traced,
+)
 from netem.link import LinkError, LinkSpec
 from netem.variation import LinkSchedule
 
@@ -75,6 +85,10 @@ __all__ = [
 ]
 
 
+#: How long what repeats on a link does so under a closed loop.
+_CLOSED_LOOP_S = 86_400.0
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """All of a scenario. Dictionaries keep the order of the file."""
@@ -98,6 +112,8 @@ class Scenario:
     deployments: dict[str, Deployment]
     testbed: Testbed
     gateway: Gateway
+    engine: Engine
+    nodes: dict[str, Node]
 
 
 def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
@@ -119,7 +135,7 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
     scenario = Scenario(
         name=file.name or _name_of(path),
         path=path,
-        model=Model(architecture.name, architecture),
+        model=Model(architecture.name, architecture, file.model.weights),
         hardware=_hardware(file, path.parent),
         workload=workload,
         load=load,
@@ -140,8 +156,11 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
             gateway_port=file.testbed.gateway_port,
             realtime=file.testbed.realtime,
             request_timeout_s=file.testbed.request_timeout,
+            self_test=file.testbed.self_test,
         ),
         gateway=resolve_gateway(file.gateway, where, path.parent),
+        engine=resolve_engine(file.engine, where, path.parent, architecture, deployments),
+        nodes=resolve_nodes(file.nodes, where, list(file.hardware)),
     )
     check_scenario(scenario, where)
     return scenario
@@ -317,7 +336,7 @@ def _plain(value: object) -> object:
 def _without_paths(value: object) -> object:
     """Without what only says where: contents are there, a trace's as ``trace_sha256``."""
     if isinstance(value, dict):
-        places = ("path", "trace", "tokenizer", "api_key_file")
+        places = ("path", "trace", "tokenizer", "api_key_file", "model_path", "python")
         kept = {k: v for k, v in value.items() if k not in places}
         return {key: _without_paths(item) for key, item in kept.items()}
     if isinstance(value, list):
@@ -328,6 +347,8 @@ def _without_paths(value: object) -> object:
 def _longest_s(load: Load) -> float:
     """No load lasts longer, but for the chance of its gaps; what repeats on a link ends then."""
     count = load.num_requests or 1
+    if load.concurrency is not None:  # nothing bounds it but the answers
+        return _CLOSED_LOOP_S
     return 60 + 2 * (load.duration_s or count / load.rate_req_per_s)
 
 
@@ -362,6 +383,12 @@ def _hardware(file: ScenarioFile, folder: Path) -> dict[str, Hardware]:
 def _workload(file: ScenarioFile, folder: Path) -> tuple[Workload, Load]:
     if file.workload.trace is None:
         return synthetic(file.workload, file.load)
-    trace = read_trace(folder / file.workload.trace, file.workload.trace_format)
-    load = file.load
-    return traced(trace, file.workload.rate_scale, load.duration, load.num_requests, load.seed)
+    selection = resolve_selection(file.workload, file.workload.rate_scale)
+    trace = read_trace(
+        folder / file.workload.trace,
+        file.workload.trace_format,
+        seed=file.load.seed,
+        start_s=selection.start_s,
+        duration_s=file.load.duration,
+    )
+    return traced(trace, selection, asked_of_trace(file.load))

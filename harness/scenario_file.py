@@ -19,6 +19,7 @@ from harness.scenario_tables.decisions import (
     PrefixCacheTable,
     SchedulingTable,
 )
+from harness.scenario_tables.engines import EngineTable
 from harness.scenario_tables.machinery import (
     FabricTable,
     GatewayTable,
@@ -27,7 +28,10 @@ from harness.scenario_tables.machinery import (
     TestbedTable,
     TransportTable,
 )
+from harness.scenario_tables.nodes import NodeTable
 from harness.scenario_tables.offered import (
+    ARRIVAL_KEYS,
+    OPEN_LOOP_KEYS,
     CostTable,
     HardwareTable,
     LoadTable,
@@ -59,6 +63,8 @@ class ScenarioFile(Table):
     transport: TransportTable = Field(default_factory=TransportTable)
     cost: CostTable = Field(default_factory=CostTable)
     deployments: Annotated[dict[str, DeploymentTable], Field(min_length=1, max_length=16)]
+    engine: EngineTable = Field(default_factory=EngineTable)
+    nodes: Annotated[dict[str, NodeTable], Field(max_length=1024)] = Field(default_factory=dict)
     testbed: TestbedTable = Field(default_factory=TestbedTable)
     gateway: GatewayTable = Field(default_factory=GatewayTable)
 
@@ -69,14 +75,7 @@ def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:
     Raises ScenarioError for a missing file, a TOML error (with its line), an unknown key, a wrong
     unit or a value out of bounds; a key that came from an override is said to.
     """
-    text = read_text_file(path, "scenario file")
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"The scenario file {path} is not TOML: {error}.") from error
-    except (RecursionError, ValueError) as error:  # nested too deep; an integer of > 4300 digits
-        raise ScenarioError(f"The scenario file {path} is not usable TOML: {error}.") from error
-    flags = _override(document, overrides)
+    document, flags = read_scenario_document(path, overrides)
 
     def given_by(key: str) -> str:
         inside = [(f"{key}.", f"{name}.", flag) for name, flag in flags.items() if key]
@@ -90,17 +89,49 @@ def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:
         raise ScenarioError(explain(error, ScenarioFile, where, given_by)) from error
 
 
+def read_scenario_document(
+    path: Path, overrides: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file as TOML has it with overrides laid over, not validated; each flag by its key."""
+    text = read_text_file(path, "scenario file")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"The scenario file {path} is not TOML: {error}.") from error
+    except (RecursionError, ValueError) as error:  # nested too deep; an integer of > 4300 digits
+        raise ScenarioError(f"The scenario file {path} is not usable TOML: {error}.") from error
+    return document, _override(document, overrides)
+
+
+class _WorkloadSettings(Table):
+    workload: WorkloadTable
+
+
+def read_workload_settings(settings: Sequence[str]) -> WorkloadTable:
+    """``KEY=VALUE`` of workload keys by themselves, validated; ScenarioError as for a file."""
+    document: dict[str, Any] = {"workload": {}}
+    _override(document, settings)
+    try:
+        return _WorkloadSettings.model_validate(document).workload
+    except ValidationError as error:
+        raise ScenarioError(explain(error, _WorkloadSettings, "the settings given")) from error
+
+
 def _override(document: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """Lay ``overrides`` over ``document``; returns each flag as given by its dotted key.
 
     ``link.profile`` and ``link.file`` replace the scenario's whole link, whose keys would else win
-    over theirs.
+    over theirs, and ``load.concurrency`` its arrivals, which a closed loop has none of.
     """
     if len(overrides) > MAX_OVERRIDES:
         raise ScenarioError(f"At most {MAX_OVERRIDES} --set flags are read, not {len(overrides)}.")
-    whole = ("link.profile", "link.file")
-    if any(flag.partition("=")[0].strip() in whole for flag in overrides):
+    keys = {flag.partition("=")[0].strip() for flag in overrides}
+    if keys & {"link.profile", "link.file"}:
         document["link"] = {}
+    if "load.concurrency" in keys:
+        for name, closed in (("load", OPEN_LOOP_KEYS), ("workload", ARRIVAL_KEYS)):
+            if isinstance(table := document.get(name), dict):
+                document[name] = {key: table[key] for key in table if key not in closed}
     flags: dict[str, str] = {}
     for flag in overrides:
         key, separator, value = flag.partition("=")

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness import scenario_file
-from harness.scenario_tables import decisions, machinery, offered
+from harness.scenario_tables import decisions, engines, machinery, nodes, offered
 
 
 def json_schema() -> dict[str, Any]:
@@ -23,7 +23,8 @@ def _key_docstrings() -> dict[tuple[str, str], str]:
     """The string under each key of a table, by table and key. Read when the schema is asked for:
     pydantic would parse the file for every table, each time a scenario is read."""
     found = {}
-    trees = [ast.parse(inspect.getsource(room)) for room in (offered, decisions, machinery)]
+    rooms = (offered, decisions, engines, machinery, nodes)
+    trees = [ast.parse(inspect.getsource(room)) for room in rooms]
     for table in (node for tree in trees for node in tree.body):
         if not isinstance(table, ast.ClassDef):
             continue

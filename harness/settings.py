@@ -10,7 +10,7 @@ from typing import Literal
 
 from harness.architecture import Architecture
 from harness.profile import Extrapolation, Profile
-from harness.trace import TraceFormat
+from harness.trace import Selection, TraceFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Model:
 
     name: str
     architecture: Architecture
+    weights_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,52 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
+class RateState:
+    """A state of the rate; its multiple counts relative to those of the others."""
+
+    rate_multiple: float
+    mean_duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RateShape:
+    """Multiples of the rate at instants of the run, ascending, relative to each other.
+
+    ``linear``: between them on a line, else each holds until the next; the first holds before and
+    the last one after. With ``period_s`` all begins again.
+    """
+
+    time_s: tuple[float, ...]
+    multiples: tuple[float, ...]
+    linear: bool
+    period_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Requests as turns of sessions (``harness.workload.sessions``). Without ``increment_sigma``
+    every increment has ``increment_tokens`` tokens."""
+
+    turns: float
+    turns_law: Literal["geometric", "fixed"]
+    think_time_s: float
+    think_cv: float
+    increment_tokens: int
+    increment_sigma: float | None
+    increment_min_tokens: int
+    increment_max_tokens: int
+    shared_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What requests look like and how they arrive.
 
     With a ``trace``, ``mu`` and ``sigma`` are None, the bounds are what the replayed part holds,
-    ``output_tokens`` is its rounded mean, and arrivals and ``cv`` mean nothing. Without
-    ``output_sigma`` every output has ``output_tokens`` tokens. ``rate_scale`` is already in
-    ``Load.rate_req_per_s``.
+    ``output_tokens`` is its rounded mean, and arrivals and ``cv`` mean nothing; ``selection`` says
+    which part, and ``left_out`` and ``clipped`` how many requests and lengths of it were touched,
+    by why. Without ``output_sigma`` every output has ``output_tokens`` tokens. ``rate_scale`` is
+    already in ``Load.rate_req_per_s``.
     """
 
     mu: float | None
@@ -54,14 +94,20 @@ class Workload:
     output_sigma: float | None
     output_min_tokens: int
     output_max_tokens: int
-    arrivals: Literal["gamma", "on_off"]
+    arrivals: Literal["gamma", "weibull", "on_off", "mmpp"]
     cv: float
     on_duration_s: float | None
     off_duration_s: float | None
     on_rate_multiple: float | None
+    states: tuple[RateState, ...]
+    shape: RateShape | None
+    sessions: Sessions | None
     trace: Path | None
     trace_format: TraceFormat | None
     trace_sha256: str | None
+    selection: Selection | None
+    left_out: dict[str, int]
+    clipped: dict[str, int]
     rate_scale: float
 
 
@@ -71,12 +117,19 @@ class Load:
 
     ``duration_s``, where given, bounds a synthetic run instead of ``num_requests``. Of a trace it
     takes the first seconds of trace time, that is, before ``rate_scale`` compresses them.
+
+    With ``concurrency`` the loop is closed: so many requests are in flight, the next of the
+    schedule leaves ``think_time_s`` after one has ended, whatever became of it. Every ``planned_s``
+    is 0 then and ``rate_req_per_s`` is infinite (null in a manifest), since no rate bounds it.
     """
 
     rate_req_per_s: float
     num_requests: int | None
     duration_s: float | None
     seed: int
+    concurrency: int | None
+    think_time_s: float
+    workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +237,7 @@ class Testbed:
     gateway_port: int
     realtime: bool
     request_timeout_s: float
+    self_test: bool
 
 
 @dataclass(frozen=True, slots=True)

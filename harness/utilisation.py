@@ -12,16 +12,16 @@ Above 1 a queue grows for as long as the load lasts; near 1 a finite run says li
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
+import numpy.typing as npt
+
 from harness.core import PD, PRFAAS, Request, ScenarioError
 from harness.deployment import Deployment
 from harness.scenario import Scenario
-from harness.scheduling.config import (
-    decode_batch,
-    decode_step_s,
-    no_transfer,
-    transfer_tail_function,
-)
-from harness.scheduling.router import preferred_cluster
+from harness.schedule import Schedule
+from harness.scheduling.config import decode_batch, decode_step_s, transfer_tail_function
+
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,29 @@ def window_s(scenario: Scenario, schedule: Sequence[Request]) -> float:
 
     n arrivals span n - 1 gaps. Where they span nothing (one request, or all at one instant) it is
     the scenario's duration, else the time that n requests take at the scenario's rate.
+    ScenarioError for a closed loop, whose end no plan knows.
     """
     if not schedule:
         raise ScenarioError("The schedule holds no request; raise num_requests or the duration.")
-    planned = [request.planned_s for request in schedule]
-    spread_s = max(planned) - min(planned)
+    if scenario.load.concurrency is not None:
+        raise ScenarioError(
+            f"'load.concurrency' in the scenario file {scenario.path} makes the load a closed "
+            "loop, whose length completions decide and no plan. Give load.rate_req_per_s in its "
+            "place."
+        )
+    planned_s = _column(schedule, "planned_s")
+    spread_s = float(planned_s.max() - planned_s.min())
     if spread_s > 0:
-        return spread_s * len(planned) / (len(planned) - 1)
-    return scenario.load.duration_s or len(planned) / scenario.load.rate_req_per_s
+        return spread_s * len(planned_s) / (len(planned_s) - 1)
+    return scenario.load.duration_s or len(planned_s) / scenario.load.rate_req_per_s
+
+
+def _column(schedule: Sequence[Request], name: str) -> FloatArray:
+    """A field of every request; those of a ``Schedule`` are columns. # [requests]"""
+    if isinstance(schedule, Schedule):
+        zeros = np.zeros(len(schedule))
+        return zeros if name == "cached_tokens" else np.asarray(getattr(schedule, name), np.float64)
+    return np.fromiter((getattr(one, name) for one in schedule), np.float64, len(schedule))
 
 
 def predict_utilisation(
@@ -79,23 +94,24 @@ def predict_utilisation(
     instances = deployment.instances()
     hardware = {i.cluster: i.hardware for i in instances if i.role == "prefill"}
     count = {c: sum(i.role == "prefill" and i.cluster == c for i in instances) for c in hardware}
-    prefill_s = {c: scenario.hardware[name].profile.prefill_s for c, name in hardware.items()}
-    busy_s = dict.fromkeys(hardware, 0.0)
-    kv_bytes = scenario.model.architecture.kv_bytes
+    cost = {c: scenario.hardware[name].profile.prefill_s_array for c, name in hardware.items()}
+    total, cached = _column(schedule, "input_tokens"), _column(schedule, "cached_tokens")
+    kv_bytes = scenario.model.architecture.kv_bytes_array(total)
     held_s = _held_before_decode(scenario)
-    crossing_bytes, staying_bytes, slots_s = 0.0, 0.0, 0.0
-    parts_of = _parts_function(schedule, deployment, prefill_s, count)
-    for request in schedule:
-        uncached = request.input_tokens - request.cached_tokens
-        slots_s += (request.output_tokens - 1) * step_s
-        for cluster, part in parts_of(uncached).items():
-            own_s = prefill_s[cluster](uncached, request.cached_tokens)
-            busy_s[cluster] += part * own_s
-            if cluster == PRFAAS:
-                crossing_bytes += part * kv_bytes(request.input_tokens)
-            else:
-                staying_bytes += part * kv_bytes(request.input_tokens)
-            slots_s += part * held_s(request.input_tokens, own_s, cluster == PRFAAS)
+    slots_s = float((_column(schedule, "output_tokens") - 1).sum()) * step_s
+    busy_s, sent_bytes = dict.fromkeys(hardware, 0.0), dict.fromkeys(hardware, 0.0)
+    for cluster, part in _parts(total - cached, cached, deployment, cost, count).items():
+        own_s = np.zeros(len(total))
+        taken = part > 0
+        own_s[taken] = cost[cluster]((total - cached)[taken], cached[taken])
+        busy_s[cluster] = float(np.dot(part, own_s))
+        sent_bytes[cluster] = float(np.dot(part, kv_bytes))
+        if held_s is not None:
+            rows = zip(part.tolist(), total.astype(int).tolist(), own_s.tolist(), strict=True)
+            slots_s += sum(
+                share * held_s(tokens, one_s, cluster == PRFAAS) for share, tokens, one_s in rows
+            )
+    crossing_bytes, staying_bytes = sent_bytes.get(PRFAAS, 0.0), sent_bytes.get(PD, 0.0)
     share = {c: busy_s[c] / (count[c] * window) for c in hardware}
     slots = deployment.num_decode * decode_batch(scenario, deployment)
     link = crossing_bytes / (scenario.link.rate_bytes_per_s * window)
@@ -112,31 +128,32 @@ def predict_utilisation(
     )
 
 
-def _parts_function(
-    schedule: Sequence[Request],
+def _parts(
+    uncached: FloatArray,
+    cached: FloatArray,
     deployment: Deployment,
-    prefill_s: Mapping[str, Callable[[int, int], float]],
+    cost: Mapping[str, Callable[[FloatArray, FloatArray], FloatArray]],
     count: Mapping[str, int],
-) -> Callable[[int], Mapping[str, float]]:
-    """(uncached_tokens) -> the share of such a request that each cluster prefills."""
+) -> dict[str, FloatArray]:
+    """The share of each request that each cluster prefills. # [requests] each"""
+    if len(cost) == 1:
+        return {cluster: np.ones(len(uncached)) for cluster in cost}
     if deployment.balancing == "threshold":
-        wholly = {cluster: {cluster: 1.0} for cluster in prefill_s}
-        threshold = deployment.threshold_tokens
-        return lambda tokens: wholly[preferred_cluster(tokens, threshold, prefill_s)]
+        assert deployment.threshold_tokens is not None, "two clusters prefill without a threshold"
+        crosses = (uncached > deployment.threshold_tokens).astype(np.float64)
+        return {PRFAAS: crosses, PD: 1 - crosses}
     capacity = {
-        cluster: count[cluster]
-        / sum(cost(one.input_tokens - one.cached_tokens, one.cached_tokens) for one in schedule)
-        for cluster, cost in prefill_s.items()
+        cluster: count[cluster] / float(of(uncached, cached).sum()) for cluster, of in cost.items()
     }
-    parts = {cluster: own / sum(capacity.values()) for cluster, own in capacity.items()}
-    return lambda _tokens: parts
+    whole = sum(capacity.values())
+    return {cluster: np.full(len(uncached), own / whole) for cluster, own in capacity.items()}
 
 
-def _held_before_decode(scenario: Scenario) -> Callable[[int, float, bool], float]:
+def _held_before_decode(scenario: Scenario) -> Callable[[int, float, bool], float] | None:
     """(input_tokens, prefill_s, crosses) -> seconds that a slot is held before decoding begins,
-    neither prefill nor the path being busy; 0 unless slots are reserved."""
+    neither prefill nor the path being busy; None unless slots are reserved."""
     if scenario.scheduling.admission != "reserve_first":
-        return no_transfer
+        return None
     link = scenario.link
     tail_s = transfer_tail_function(
         scenario.model.architecture,

@@ -31,6 +31,13 @@ def _has_netadmin() -> bool:
     return os.geteuid() == 0 and Path("/dev/net/tun").exists()
 
 
+def _has_sglang() -> bool:
+    """Whether SGLang serves here without a GPU; true where it has to, so that a lack fails."""
+    if "PRFAAS_REQUIRE_SGLANG" in os.environ:
+        return True
+    return all(find_spec(name) is not None for name in ("sglang", "prfaas_sglang_cpu"))
+
+
 @cache
 def _has_netem() -> bool:
     """Whether this kernel has tc-netem; true where it has to, so that a lack fails."""
@@ -51,7 +58,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "gpu": _has_cuda,
     "netadmin": _has_netadmin,
     "netem": _has_netem,
-    "sglang": lambda: find_spec("sglang") is not None,
+    "sglang": _has_sglang,
     "aiconfigurator": lambda: find_spec("aiconfigurator") is not None,
 }
 
@@ -89,6 +96,10 @@ def pytest_terminal_summary(
         terminalreporter.write_line(
             "`nox -s netem` tests with a kernel that has tc-netem, in User-Mode Linux (apt-get "
             "install user-mode-linux)."
+        )
+    if "sglang" in unmet:
+        terminalreporter.write_line(
+            "`nox -s sglang-cpu` tests with real SGLang servers, which need no GPU (2.4 GB)."
         )
 
 

@@ -47,7 +47,7 @@ def plan_in(folder: Path, port: int, schedule: Sequence[Request], **changes: Any
 class LoadProcess:
     """One ``python -m harness.load PLAN.json``."""
 
-    def __init__(self, plan: Path) -> None:
+    def __init__(self, plan: Path, pass_fds: tuple[int, ...] = ()) -> None:
         self.folder = plan.parent
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness.load", str(plan)],
@@ -56,6 +56,7 @@ class LoadProcess:
             stderr=subprocess.PIPE,
             cwd=ROOT,
             text=True,
+            pass_fds=pass_fds,
         )
         self.events: list[dict[str, Any]] = []
 
@@ -73,33 +74,50 @@ class LoadProcess:
 
     def next_event(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        event: dict[str, Any] = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        assert line, f"it ended: {self.refusal()}"
+        event: dict[str, Any] = json.loads(line)
         self.events.append(event)
         return event
 
+    def until_ready(self) -> list[dict[str, Any]]:
+        """Wait for ready; what was said of the workers before."""
+        while self.next_event() != {"event": "ready"}:
+            assert self.events[-1]["event"] == "worker"
+        return self.events[:-1]
+
     def start(self, delay_s: float = 0.1) -> int:
         """Wait for ready and start; the start_mono_ns given."""
-        assert self.next_event() == {"event": "ready"}
+        self.until_ready()
         start_mono_ns = time.monotonic_ns() + int(delay_s * 1e9)
         self.tell(start_mono_ns=start_mono_ns)
         return start_mono_ns
 
     def until_sent(self, count: int) -> None:
         """Read progress until ``count`` requests were sent."""
-        while self.next_event()["sent"] < count:
+        while self.next_event().get("sent", 0) < count:
             pass
 
     def finish(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Wait for the end: the finished event and the spool's rows by index."""
         while self.next_event()["event"] != "finished":
             pass
-        assert self.process.wait(20) == 0
-        rows = [json.loads(line) for line in (self.folder / "client.jsonl").open()]
-        return self.events[-1], sorted(rows, key=lambda row: row["index"])
+        assert self.process.wait(60) == 0
+        return self.events[-1], self.rows()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The whole lines of all spools, by index."""
+        rows = [
+            json.loads(line)
+            for path in self.folder.glob("client*.jsonl")
+            for line in path.open()
+            if line.endswith("\n")
+        ]
+        return sorted(rows, key=lambda row: row["index"])
 
     def refusal(self) -> tuple[int, str]:
         """Wait for the end: exit status and stderr."""
-        _, stderr = self.process.communicate(timeout=20)
+        _, stderr = self.process.communicate(timeout=60)
         return self.process.returncode, stderr
 
 

@@ -8,7 +8,8 @@ from scheduler_setup import instances
 from harness.core import EngineError
 from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
 from harness.scheduling.conversion import Conversion
-from harness.scheduling.fleet import Fleet, PrefillOrder
+from harness.scheduling.fleet import Fleet
+from harness.scheduling.order import PrefillOrder, SlotOrder, earliest_slot
 
 COUNT = 4
 which = st.integers(0, COUNT - 1)
@@ -60,6 +61,48 @@ def test_the_first_that_is_free_is_found(drawn: list[tuple[str, int, int | None]
             order.enter(one)
         assert order.least(now_s) is look_at_everyone(backlogs, now_s)
         assert len(order) == sum(one.in_service for one in backlogs)
+
+
+slot_steps = st.one_of(
+    st.tuples(st.just("add"), which, st.integers(0, 60), st.integers(0, 40)),
+    st.tuples(st.just("add"), which, st.integers(0, 60), st.integers(0, 40)),
+    st.tuples(st.just("add"), which, st.integers(0, 60), st.integers(0, 40)),
+    st.tuples(
+        st.sampled_from(["landed", "admitted", "remove"]), which, st.integers(0, 5), st.just(0)
+    ),
+    st.tuples(st.just("wait"), st.integers(0, 40), st.just(0), st.just(0)),
+    st.tuples(st.sampled_from(["up", "down"]), which, st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(slot_steps, max_size=80), st.integers(0, 30))
+def test_the_earliest_slot_is_found(drawn: list[tuple[str, int, int, int]], lands_in: int) -> None:
+    """The order of instances against a look at every one of them."""
+    backlogs = [DecodeBacklog(one, n, 2) for n, one in enumerate(instances(0, 0, COUNT))]
+    order = SlotOrder(2)
+    for one in backlogs:
+        order.enter(one)
+    queued: list[list[str]] = [[] for _ in backlogs]
+    now_s = 0.0
+    for number, (step, at, value, more) in enumerate(drawn):
+        if step == "wait":
+            now_s += at / 4
+        else:
+            one, rids = backlogs[at], queued[at]
+            if step == "add":
+                rids.append(str(number))
+                landed_s = now_s + value / 4
+                one.add(rids[-1], landed_s, 5.0, landed_s + 5.0 + more / 4)
+            elif step in ("up", "down"):
+                one.up = step == "up"
+                order.enter(one)
+            elif value < len(rids) and step == "remove":
+                one.remove(rids.pop(value))
+            elif value < len(rids):
+                (one.landed if step == "landed" else one.admitted)(rids[value], now_s)
+        landed_s = now_s + lands_in / 4
+        assert order.earliest(landed_s, now_s) == earliest_slot(backlogs, landed_s)
 
 
 def test_the_heap_does_not_grow_with_what_has_passed() -> None:

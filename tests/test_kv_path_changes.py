@@ -2,25 +2,30 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.kv_path import KvPath, RateChange, ready_times
+from harness.architecture import Architecture
+from harness.attention import Layer
+from harness.kv_path import KvPath, LayerSizes, RateChange, ready_times
 
 RATE = 100.0
 CHANGES = st.lists(
     st.tuples(st.floats(0.05, 10), st.sampled_from([0.0, 10.0, 50.0, 100.0, 400.0])), max_size=6
 ).map(lambda rows: ascending(rows))
+#: (start_s, prefill_s, tokens) of each prefill; bytes a token and beside them of each layer.
 SENDINGS = st.lists(
-    st.tuples(
-        st.floats(0, 20), st.floats(0.01, 5), st.lists(st.integers(0, 300), min_size=1, max_size=6)
-    ),
-    min_size=1,
-    max_size=8,
+    st.tuples(st.floats(0, 20), st.floats(0.01, 5), st.integers(1, 30)), min_size=1, max_size=8
 )
+LAYERS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 150)), min_size=1, max_size=6)
+
+
+def sizes_of(kinds: list[tuple[int, int]]) -> LayerSizes:
+    layers = tuple(Layer(f"k{n}", g, fixed_bytes=f) for n, (g, f) in enumerate(kinds))
+    return LayerSizes(Architecture("test", Path("test.json"), layers, {}))
 
 
 def ascending(rows: list[tuple[float, float]]) -> tuple[RateChange, ...]:
@@ -47,25 +52,28 @@ def served(ready_s: float, size: float, changes: tuple[RateChange, ...]) -> floa
     return at_s
 
 
-@given(CHANGES, SENDINGS)
+@given(CHANGES, SENDINGS, LAYERS)
 def test_layers_leave_as_from_a_server_that_follows_the_rates(
-    changes: tuple[RateChange, ...], drawn: list[tuple[float, float, list[int]]]
+    changes: tuple[RateChange, ...],
+    drawn: list[tuple[float, float, int]],
+    kinds: list[tuple[int, int]],
 ) -> None:
-    path = KvPath(RATE, 0.25, changes)
+    model = sizes_of(kinds)
+    path = KvPath(RATE, 0.25, changes, model)
     begun = sorted(drawn, key=lambda row: row[0])
     layers, events = [], []
-    for key, (start_s, prefill_s, sizes) in enumerate(begun):
+    for key, (start_s, prefill_s, tokens) in enumerate(begun):
+        sizes = model(tokens)
         ready = ready_times(start_s, start_s + prefill_s, len(sizes), layerwise=True)
         layers += [(float(r), key, size) for r, size in zip(ready, sizes, strict=True)]
         events += [(start_s, 0, key), (start_s + prefill_s, 1, key)]
     landed: dict[int, float] = {}
     for when_s, ends, key in sorted(events):
-        start_s, prefill_s, sizes = begun[key]
+        start_s, prefill_s, tokens = begun[key]
         if ends:
             landed[key] = path.landed_s(key, when_s)
         else:
-            ready = ready_times(start_s, start_s + prefill_s, len(sizes), layerwise=True)
-            path.offer(key, ready, np.array(sizes, dtype=np.float64))
+            path.offer(key, start_s, start_s + prefill_s, tokens)
     free_s, expected = 0.0, {}
     for ready_s, key, size in sorted(layers, key=lambda layer: layer[:2]):
         free_s = served(max(free_s, ready_s), size, changes)
@@ -78,14 +86,16 @@ def test_layers_leave_as_from_a_server_that_follows_the_rates(
             assert path.mean_rate_bytes_per_s(low_s, high_s) * (high_s - low_s) < 1e-6
 
 
-@given(CHANGES, SENDINGS, st.lists(st.floats(0, 40), min_size=1, max_size=10))
+@given(CHANGES, SENDINGS, LAYERS, st.lists(st.floats(0, 40), min_size=1, max_size=10))
 def test_what_was_carried_and_what_waits_are_what_is_ready_and_asking_changes_nothing(
     changes: tuple[RateChange, ...],
-    drawn: list[tuple[float, float, list[int]]],
+    drawn: list[tuple[float, float, int]],
+    kinds: list[tuple[int, int]],
     looks: list[float],
 ) -> None:
     def run(asked: list[float]) -> tuple[list[float], list[tuple[float, float, float]]]:
-        path = KvPath(RATE, 0.0, changes)
+        model = sizes_of(kinds)
+        path = KvPath(RATE, 0.0, changes, model)
         begun = sorted(drawn, key=lambda row: row[0])
         events: list[tuple[float, int, int]] = [(at_s, 2, 0) for at_s in asked]
         for key, (start_s, prefill_s, _) in enumerate(begun):
@@ -94,10 +104,11 @@ def test_what_was_carried_and_what_waits_are_what_is_ready_and_asking_changes_no
         seen: list[tuple[float, float, float]] = []
         offered = []
         for when_s, kind, key in sorted(events):
-            start_s, prefill_s, sizes = begun[key]
+            start_s, prefill_s, tokens = begun[key]
+            sizes = model(tokens)
             ready = ready_times(start_s, start_s + prefill_s, len(sizes), layerwise=True)
             if kind == 0:
-                path.offer(key, ready, np.array(sizes, dtype=np.float64))
+                path.offer(key, start_s, start_s + prefill_s, tokens)
                 offered.append((ready, sizes))
             elif kind == 1:
                 landed.append(path.landed_s(key, when_s))
@@ -113,7 +124,7 @@ def test_what_was_carried_and_what_waits_are_what_is_ready_and_asking_changes_no
         return landed, seen
 
     landed, seen = run(looks)
-    assert landed == run([])[0]
+    assert landed == pytest.approx(run([])[0], abs=1e-9)
     for acked, waiting, ready in seen:
         assert acked + waiting == pytest.approx(ready, abs=1e-6)
         assert waiting >= 0

@@ -1,5 +1,6 @@
 """The client against hostile servers: every way to fail has its phase, and memory stays bounded."""
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from harness.core import Request
 
 #: What the client must say of each mode: failure phase (None: completed), words of the message.
 EXPECTED: dict[str, tuple[str | None, str]] = {
+    "honest": (None, ""),
+    "trickled_head": ("timeout", "in phase headers"),
+    "giant_chunk": ("protocol", "a chunk of 1099511627775 bytes"),
     "refuse": ("headers", 'HTTP 503 Service Unavailable: {"error":"no capacity'),
     "refuse_unread": ("headers", "HTTP 413 Content Too Large: too long"),
     "never_read": ("timeout", "in phase send after request_timeout_s"),
@@ -49,8 +53,13 @@ UNREAD = ("refuse_unread", "never_read")
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with truth_server(tmp_path_factory.mktemp("truth") / "log") as port:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("truth") / "log"
+
+
+@pytest.fixture(scope="module")
+def port(log: Path) -> Iterator[int]:
+    with truth_server(log) as port:
         yield port
 
 
@@ -112,6 +121,22 @@ def test_a_hostile_server_is_blamed_by_phase(
         assert len(row["chunk_mono_ns"]) == len(row["chunk_tokens"])
         if phase in ("connect", "send", "headers", "first_token"):
             assert row["first_token_mono_ns"] is None
+
+
+@pytest.mark.quiet
+def test_good_rows_among_bad_ones_are_exact(
+    hostile_rows: dict[str, list[dict[str, Any]]], log: Path
+) -> None:
+    lines = [json.loads(line) for line in log.open()]
+    truth = {line["rid"]: line for line in lines}
+    for row in hostile_rows["honest"]:
+        written = truth[row["rid"]]["written_mono_ns"]
+        assert row["chunk_tokens"] == [1] * len(written) == [1] * 8
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (40, 8)
+        assert row["first_token_mono_ns"] == row["chunk_mono_ns"][0]
+        pairs = zip(written, row["chunk_mono_ns"], strict=True)
+        assert all(left < came for left, came in pairs)
+        assert row["chunk_mono_ns"] == sorted(row["chunk_mono_ns"])
 
 
 def test_a_failure_keeps_what_was_measured_before_it(tmp_path: Path, port: int) -> None:

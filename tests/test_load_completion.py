@@ -51,6 +51,50 @@ def test_text_before_its_count_is_the_first() -> None:
     assert (stream.chunk_mono_ns, stream.chunk_tokens) == ([1, 2], [0, 8])
 
 
+def chat(delta: dict[str, Any], completed: int | None) -> bytes:
+    value: dict[str, Any] = {"choices": [{"index": 0, "delta": delta}]}
+    if completed is not None:
+        value["usage"] = {"prompt_tokens": 10, "completion_tokens": completed}
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": "hi"},
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm", "content": None},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]},
+    ],
+)
+def test_the_first_token_of_a_chat_is_of_any_kind(delta: dict[str, Any]) -> None:
+    """The first chunk says whose turn it is, the second is empty; usage lags behind by one."""
+    empty = {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": []}
+    stream = fed(chat({"role": "assistant"}, 0), chat(empty, 0), chat(delta, 0), chat({}, 8), DONE)
+    stream.check_complete()
+    assert stream.first_token_mono_ns == 3
+    assert (stream.chunk_mono_ns, stream.chunk_tokens) == ([3, 4], [0, 8])
+
+
+def test_a_chat_without_counts_is_refused() -> None:
+    assert failure(chat({"role": "assistant"}, None), chat({"reasoning": "a"}, None)).phase == (
+        "protocol"
+    )
+
+
+def native(text: str, completed: int) -> bytes:
+    meta = {"id": "x", "prompt_tokens": 10, "completion_tokens": completed, "cached_tokens": 0}
+    return f"data: {json.dumps({'text': text, 'output_ids': [], 'meta_info': meta})}\n\n".encode()
+
+
+def test_the_engines_own_stream_counts_in_meta_info() -> None:
+    stream = fed(native("", 0), native("a", 1), native("a b", 8), DONE)
+    stream.check_complete()
+    assert stream.first_token_mono_ns == 2
+    assert (stream.chunk_mono_ns, stream.chunk_tokens) == ([2, 3], [1, 7])
+
+
 def test_unknown_fields_pass() -> None:
     fed(b'data: {"id":"x","object":"c","usage":null,"choices":[{"text":"","logprobs":[1]}]}\n\n')
 

@@ -39,7 +39,7 @@ def test_a_schedule_is_read_back(tmp_path: Path) -> None:
         Request("000001", 1, 0.25, 128_000, 512, (7, 9), 64),
     )
     write_schedule(requests, tmp_path / "schedule.jsonl")
-    assert read_schedule(tmp_path / "schedule.jsonl") == requests
+    assert tuple(read_schedule(tmp_path / "schedule.jsonl")) == requests
 
 
 def test_a_line_has_the_fields_of_a_request(tmp_path: Path) -> None:
@@ -140,5 +140,6 @@ def test_a_spool_with_rows_is_not_appended_to(tmp_path: Path) -> None:
 def test_the_plan_has_the_keys_of_the_contract() -> None:
     assert set(Plan.__struct_fields__) == {
         "host", "port", "path", "api_key", "model", "time_scale", "schedule_path", "spool_path",
-        "salt", "request_timeout_s",
+        "salt", "request_timeout_s", "keep_alive", "concurrency", "think_time_s", "workers",
+        "remote_workers", "bind_host", "bind_port", "token", "web_fd", "samples_path",
     }  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from harness.load.prompts import (
     NUM_IDS,
     TOKEN_BYTES,
     PromptPool,
+    PromptText,
     prompt_ids,
 )
 from harness.surface.generate import encode
@@ -23,9 +25,13 @@ POOL = PromptPool("salt", 3000)
 
 
 def wire_ids(pool: PromptPool, index: int, num_tokens: int) -> list[int]:
-    text = pool.text(index, num_tokens)
-    ids: list[int] = json.loads(b"[" + text.head + bytes(text.window) + b"]")
-    assert text.num_bytes == TOKEN_BYTES * num_tokens - 1
+    return ids_of(pool.text(index, num_tokens))
+
+
+def ids_of(text: PromptText) -> list[int]:
+    whole = b"".join(text.pieces())
+    assert len(whole) == text.num_bytes == TOKEN_BYTES * text.num_tokens - 1
+    ids: list[int] = json.loads(b"[%b]" % whole)
     return ids
 
 
@@ -79,10 +85,7 @@ HASH_IDS = st.lists(
 
 
 def block_ids(index: int, num_tokens: int, hash_ids: tuple[int, ...]) -> list[int]:
-    text = POOL.text(index, num_tokens, hash_ids)
-    assert text.num_bytes == TOKEN_BYTES * num_tokens - 1
-    ids: list[int] = json.loads(b"[" + text.head + bytes(text.window) + b"]")
-    return ids
+    return ids_of(POOL.text(index, num_tokens, hash_ids))
 
 
 @settings(deadline=None, max_examples=25)
@@ -119,7 +122,36 @@ def test_blocks_of_different_salts_and_hash_ids_differ_at_once() -> None:
     other = PromptPool("other salt", 512)
     assert block_ids(0, 512, (7,)) == block_ids(9, 512, (7,))
     assert len({tuple(block_ids(0, 4, (h,))) for h in [*range(2000), 2**63 - 1]}) == 2001
-    assert bytes(other.text(0, 512, (7,)).window)[:24] != bytes(POOL.text(0, 512, (7,)).window)[:24]
+    assert ids_of(other.text(0, 512, (7,)))[:4] != ids_of(POOL.text(0, 512, (7,)))[:4]
+
+
+def test_blocks_are_what_the_module_says() -> None:
+    """The equations at the module's head, in whole numbers and one token at a time."""
+    zero = block_ids(0, 512, (0,))
+    for hash_id in (1, 5, 89_999, 90_000, 2**40 + 17, 2**63 - 1):
+        ids = block_ids(0, 512, (hash_id,))
+        digits = [hash_id // NUM_IDS**place % NUM_IDS for place in range(4)]
+        shifted = [
+            (first - FIRST_ID + digit) % NUM_IDS for first, digit in zip(zero, digits, strict=False)
+        ]
+        assert [token - FIRST_ID for token in ids[:4]] == shifted
+        assert ids[4:] != zero[4:]
+
+
+def test_a_long_prompt_is_held_as_views() -> None:
+    """Two hundred prompts of 128K tokens that wait to be sent: 157 MB on the wire."""
+    pool = PromptPool("salt", 131_072)
+    tracemalloc.start()
+    waiting = [
+        (text := pool.text(index, 131_072, range(index, index + 256)), text.pieces())
+        for index in range(200)
+    ]
+    for _, pieces in waiting:
+        next(pieces)
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(text.num_bytes for text, _ in waiting) > 157e6
+    assert held_bytes < 8e6
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1, MAX_PROMPT_TOKENS + 1])

@@ -211,6 +211,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
 
 
 LOCUST_COUNTS = """
+import json
 import sys
 from pathlib import Path
 import locust
@@ -226,6 +227,11 @@ main.replay_plan(Path(sys.argv[1]))
 total = environments[0].stats.total
 print(total.num_requests, total.num_failures, total.median_response_time, file=sys.stderr)
 print(sorted(e.error for e in environments[0].stats.errors.values()), file=sys.stderr)
+entries = environments[0].stats.entries
+print(json.dumps({
+    f"{kind} {name}": [entry.num_requests, entry.num_failures, entry.avg_response_time]
+    for (name, kind), entry in entries.items()
+}), file=sys.stderr)
 """
 
 
@@ -246,11 +252,28 @@ def test_locust_counts_what_the_spool_has(tmp_path: Path) -> None:
             process.stdin.write(command)
             process.stdin.flush()
             counts, errors = process.stderr.readline(), process.stderr.readline()
+            entries = json.loads(process.stderr.readline())
     rows = [json.loads(line) for line in (tmp_path / "client.jsonl").open()]
     requests_counted, failures_counted, median_ms = (float(word) for word in counts.split())
     assert requests_counted == len(rows) == 21
     assert failures_counted == 1
     assert "failed in phase timeout" in errors
+    # Beside the requests, entries that no total counts: of those that completed, and by phase.
+    path = "/v1/completions"
+    assert {name: entry[:2] for name, entry in entries.items()} == {
+        f"POST {path}": [21, 1],
+        f"TTFT {path}": [20, 0],
+        f"E2E {path}": [20, 0],
+        f"TPOT {path}": [20, 0],
+        f"ITL {path}": [20, 0],
+        "FAILED timeout": [1, 0],
+    }
+    gap_ms = statistics.mean(
+        (row["chunk_mono_ns"][1] - row["chunk_mono_ns"][0]) / 1e6 for row in rows[:20]
+    )
+    assert entries[f"ITL {path}"][2] == pytest.approx(gap_ms)
+    assert entries[f"TPOT {path}"][2] == pytest.approx(gap_ms)
+    assert entries["FAILED timeout"][2] >= 2000
     ttft_ms = [(row["first_token_mono_ns"] - row["planned_mono_ns"]) / 1e6 for row in rows]
     # Locust keeps two digits of a response time.
     assert median_ms == pytest.approx(statistics.median(ttft_ms), rel=0.06)

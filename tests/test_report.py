@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic_run import Built, Options, build
+from synthetic_run import TIME_SCALE, Built, Options, build
 
 from harness import figures
 from harness.core import PrfaasError, ScenarioError
 from harness.perfetto import trace_events
-from harness.phrases import tolerances
+from harness.phrases import interval_text, length_text, listed_text, rate_text, tolerances, yes_text
 from harness.record.spool import SpoolError
 from harness.record.tables import compact, read_notes, read_table
 from harness.report import write_report
@@ -24,10 +24,10 @@ from harness.verdict import judge
 from reports.render import render_png
 
 SECTIONS = (
-    "Verdict", "Time to first token at the offered load", "Capacity",
-    "Distribution of time to first token", "Where time to first token goes",
-    "Measured against modelled", "Link", "What the scaling keeps", "Overheads of the harness",
-    "Manifest",
+    "Verdict", "Time to first token at the offered load", "Goodput", "Steady window",
+    "Requests in flight", "Capacity", "Distribution of time to first token", "By input length",
+    "Where time to first token goes", "Measured against modelled", "Link",
+    "What the scaling keeps", "Overheads of the harness", "Manifest",
 )  # fmt: skip
 SMALL = Options(num_requests=40)
 
@@ -50,7 +50,7 @@ def test_a_sound_run_shows_every_section_and_its_numbers(sound: tuple[Built, str
     for heading in SECTIONS:
         assert f">{heading}</h2>" in text
     assert "Supported: every gate passed" in text
-    assert text.count("<figure>") == 4
+    assert text.count("<figure>") == 5
     assert "TTFT under the offered load of 1.27 req/s" in text
     for name in built.options.deployments:
         mean_s = np.mean([each.ttft_s for each in built.served[built.cell(name)]])
@@ -61,6 +61,11 @@ def test_a_sound_run_shows_every_section_and_its_numbers(sound: tuple[Built, str
     for row in ("arrival rate, as planned", "throughput, steady window", "throughput, whole run"):
         assert f">{row}" in text
     assert ">0.0 % (at most 5.0 %)</td>" in text
+    for row in ("goodput, steady window", "99 % keep the TPOT SLO", "requests planned in it"):
+        assert f">{row}" in text
+    assert "from the latest start that MSER-5" in text
+    assert "prfaas_pd, by input length." in text
+    assert ">9,701 to 19,400<" in text
     # Terms of the budget, all in milliseconds with one decimal.
     assert text.count(">30.0</td>") >= 3
     assert text.count(">2.5</td>") >= 6
@@ -95,6 +100,33 @@ def test_charts_say_what_they_show(sound: tuple[Built, str]) -> None:
     average = figures.time_mean(moved["t_s"], moved["gbit_per_s"])
     spanned_s = moved["t_s"].max() - moved["t_s"].min()
     assert average * spanned_s / 8 * 1e9 == pytest.approx(rows["kv_bytes"].sum(), rel=0.02)
+
+
+def test_requests_in_flight_over_time_average_to_littles_law(sound: tuple[Built, str]) -> None:
+    built, _ = sound
+    names, requests = built.options.deployments, read_table(built.run, "requests")
+    chart = figures.in_flight(requests, names, 12.5, TIME_SCALE)
+    assert chart is not None
+    rows = requests[requests["deployment"] == "homogeneous_pd"]
+    mean = rows["e2e_s"].sum() / rows["end_s"].max()
+    assert f"{mean:.1f} with homogeneous_pd" in chart.title
+    assert chart.x_reference == (12.5, "the steady window begins")
+    drawn = chart.frame[chart.frame["deployment"] == "homogeneous_pd"]
+    step_s = drawn["t_s"].diff().median()
+    assert (drawn["level"] * step_s).sum() == pytest.approx(rows["e2e_s"].sum())
+
+
+def test_intervals_and_bins_as_words() -> None:
+    assert interval_text({"low": 1.0, "high": 2.5}) == "1.00 to 2.50"
+    assert interval_text({"low": 0.98, "high": 1.0}, 100.0) == "98.00 to 100.00"
+    assert interval_text({"low": 1.0, "high": None}) == "1.00 to infinite"
+    assert interval_text({"low": None, "high": None}) is None
+    assert length_text(9700, 19_400) == "9,701 to 19,400"
+    assert length_text(155_200, None) == "over 155,200"
+    assert rate_text(1.25, 0.5) == "1.250 (50.0 %)"
+    assert rate_text(None, 0.5) is None
+    assert listed_text([1.0, None]) == "1.000, -"
+    assert [yes_text(value) for value in (True, False, None)] == ["yes", "no", None]
 
 
 def test_the_link_is_shown_in_scenario_units_and_on_the_wire(sound: tuple[Built, str]) -> None:

@@ -208,7 +208,7 @@ WRONG = {
     "testbed.gateway_port=65536": ["'testbed.gateway_port'"],
     "transport.layerwise=1": ["'transport.layerwise'", "got 1"],
     # choices
-    "workload.arrivals=uniform": ["'workload.arrivals'", "'gamma' or 'on_off'"],
+    "workload.arrivals=uniform": ["'workload.arrivals'", "'gamma', 'weibull', 'on_off' or 'mmpp'"],
     "testbed.link_backend=tc": ["'testbed.link_backend'", "'relay'"],
     "link.profile=same_metr": ["'link.profile'", "did you mean 'same_metro'"],
     "workload.trace_format=azure": ["'workload.trace_format'"],

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.core import Request
 from harness.deployment import Deployment
-from harness.kv_path import KvPath, LayerSizes, ready_times
+from harness.kv_path import LayerSizes
 from harness.scenario import Fabric, Scenario, load_scenario
 from harness.scheduling import events as ev
 from harness.scheduling.config import scheduler_config
@@ -54,48 +52,6 @@ def sums_of_terms(rows: Sequence[SimulatedRequest]) -> list[float]:
         )
         sums.append(sum(term for term in terms if term is not None))
     return sums
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0, 50),
-            st.floats(0.01, 10),
-            st.lists(st.integers(0, 1000), min_size=1, max_size=12),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=12,
-    ),
-    st.sampled_from([10.0, 100.0, 1000.0]),
-)
-def test_a_path_is_one_queue_of_layers(
-    drawn: list[tuple[float, float, list[int], bool]], rate: float
-) -> None:
-    """Lindley's recursion in batches equals serving one layer after another."""
-    path = KvPath(rate, 0.25)
-    begun = sorted(drawn, key=lambda row: row[0])
-    layers = []
-    events: list[tuple[float, int, int]] = []
-    for key, (start_s, prefill_s, sizes, layerwise) in enumerate(begun):
-        ready = ready_times(start_s, start_s + prefill_s, len(sizes), layerwise=layerwise)
-        layers += [(float(r), key, size) for r, size in zip(ready, sizes, strict=True)]
-        events += [(start_s, 0, key), (start_s + prefill_s, 1, key)]
-    landed: dict[int, float] = {}
-    for when_s, ends, key in sorted(events):
-        start_s, prefill_s, sizes, layerwise = begun[key]
-        if ends:
-            landed[key] = path.landed_s(key, when_s)
-        else:
-            ready = ready_times(start_s, start_s + prefill_s, len(sizes), layerwise=layerwise)
-            path.offer(key, ready, np.array(sizes, dtype=np.float64))
-    free_s = float("-inf")
-    expected: dict[int, float] = {}
-    for ready_s, key, size in sorted(layers, key=lambda layer: layer[:2]):
-        free_s = max(free_s, ready_s) + size / rate
-        expected[key] = free_s + 0.25
-    assert landed == pytest.approx(expected, abs=1e-9)
-    assert path.sent_bytes == sum(size for _, _, size in layers)
 
 
 @pytest.mark.parametrize("layerwise", [True, False])

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_path_reference import departures
 
 from harness.architecture import Architecture, load_architecture
 from harness.attention import Layer, Linear, Mla
-from harness.kv_path import KvPath, LayerSizes, ready_times
+from harness.kv_path import KvPath, LayerSizes
 from harness.profile_file import load_profile
 from harness.transfer_model import FloatArray, Pieces, exposure, prefill_pieces
 from harness.transfer_rate import SlowStart
@@ -125,18 +126,17 @@ def test_it_is_the_maximum_over_pieces(
 def test_it_equals_the_simulators_path(
     case: dict[str, object], rate: float, layerwise: bool, free_s: float, delay_s: float
 ) -> None:
-    """A request alone, behind another that keeps the path busy until ``free_s``."""
+    """A request alone, behind another that keeps the path busy until ``free_s``; the recursion of
+    the simulator's path, piece by piece (``tests/test_kv_path.py`` has the two agree)."""
     pieces = pieces_of(case)
     start_s, prefill_s = 10.0, float(pieces.prefill_s)
-    path = KvPath(rate, delay_s)
-    if free_s > 0:
-        path.offer(0, np.array([start_s]), np.array([free_s * rate]))
-        path.landed_s(0, start_s)
     release_s, sizes = pieces.in_order()
     if not layerwise:
         release_s = np.full_like(release_s, prefill_s)
-    path.offer(1, start_s + release_s, sizes)
-    landed_s = path.landed_s(1, start_s + prefill_s)
+    ready = (start_s + release_s).tolist()
+    queue = [(at, 1, size) for at, size in zip(ready, sizes.tolist(), strict=True)]
+    busy_until_s = start_s + free_s if free_s > 0 else float("-inf")
+    landed_s = departures(queue, rate, busy_until_s)[1] + delay_s
     found = exposure(pieces, rate, layerwise=layerwise, one_way_s=delay_s, free_s=free_s)
     assert found.exposed_s == pytest.approx(landed_s - start_s - prefill_s, rel=1e-9, abs=1e-7)
 
@@ -151,9 +151,8 @@ def test_a_shipped_model_costs_what_the_simulator_says(layerwise: bool) -> None:
     sizes = LayerSizes(architecture)
     for index, length in enumerate(tokens.astype(int).tolist()):
         prefill_s = profile.prefill_s(length)
-        ready_s = ready_times(0.0, prefill_s, sizes.num_layers, layerwise=layerwise)
-        path = KvPath(1.25e9, 0.0004)
-        path.offer(0, ready_s, sizes(length))
+        path = KvPath(1.25e9, 0.0004, (), sizes, layerwise=layerwise)
+        path.offer(0, 0.0, prefill_s, length)
         expected_s = path.landed_s(0, prefill_s) - prefill_s
         assert found.exposed_s[index] == pytest.approx(expected_s, rel=1e-9)
 

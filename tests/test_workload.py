@@ -16,6 +16,7 @@ from scipy import stats
 from harness.core import Request, ScenarioError
 from harness.lognormal import TruncatedLogNormal
 from harness.scenario import load_scenario
+from harness.schedule import Schedule
 from harness.workload import (
     arrival_cv,
     build_schedule,
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAPER = ROOT / "scenarios" / "paper-case-study.toml"
 
 
-def scheduled(*overrides: str) -> tuple[Request, ...]:
+def scheduled(*overrides: str) -> Schedule:
     scenario = load_scenario(PAPER, overrides)
     return build_schedule(scenario.workload, scenario.load)
 

@@ -38,6 +38,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: int
     stream: bool
     stream_options: dict[str, bool]
+    temperature: float
     ignore_eos: bool
     rid: str
 
@@ -145,6 +146,20 @@ async def honest(answer: Answer) -> None:
     }
     await answer.event(json.dumps(summary))
     await answer.finish()
+
+
+async def trickled_head(answer: Answer) -> None:
+    """A head that never ends, a byte at a time and far below any bound."""
+    await answer.read_body()
+    for byte in STREAM_HEAD[:-2]:
+        await answer.write(bytes([byte]))
+        await asyncio.sleep(0.1)
+
+
+async def giant_chunk(answer: Answer) -> None:
+    await _started(answer)
+    await answer.write(b"ffffffffff\r\n")
+    await answer.reader.read()
 
 
 async def refuse(answer: Answer) -> None:
@@ -316,6 +331,9 @@ async def odd_but_right(answer: Answer) -> None:
 HOSTILE: dict[str, Callable[[Answer], Awaitable[None]]] = {
     mode.__name__: mode
     for mode in (
+        honest,
+        trickled_head,
+        giant_chunk,
         refuse,
         refuse_unread,
         never_read,

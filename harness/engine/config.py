@@ -26,7 +26,9 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     """One worker process. Durations ``*_s`` are scenario time, ``*_wall_s`` wall time.
 
     ``fabric_bytes_per_s`` and ``prefix_cache`` are in the scenario's units. ``convertible``: the
-    instances may be given another role.
+    instances may be given another role. ``noise_cv`` is the coefficient of variation of compute.
+    ``decode_steps``: ``full_batch`` takes ``decode_step_s`` always, ``by_batch`` the profile's time
+    of the batch that runs. ``report_layers``: spans say when each layer was final.
     """
 
     cluster: str
@@ -64,3 +66,6 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     api_key: str
     engines_spool: str
     link_spool: str
+    noise_cv: float = 0.0
+    decode_steps: Literal["full_batch", "by_batch"] = "full_batch"
+    report_layers: bool = False

@@ -20,6 +20,7 @@ from harness.engine.config import EngineConfig
 from harness.engine.emulated import EmulatedDecode, KvBytes, token_at
 from harness.engine.memory import Lease
 from harness.engine.prefixes import Cache
+from harness.engine.stepped import SteppedDecode
 from harness.surface.generate import (
     DecodeSpan,
     GenerateBody,
@@ -84,7 +85,7 @@ class DecodeEnd:
 
     def __init__(
         self,
-        engine: EmulatedDecode,
+        engine: EmulatedDecode | SteppedDecode,
         kv: KvBytes,
         receiver: KvReceiver,
         session: aiohttp.ClientSession,
@@ -219,7 +220,9 @@ class DecodeEnd:
                 await asyncio.sleep(0)  # the event loop writes at the end of a turn
                 span.first_written_mono_ns = time.monotonic_ns()
 
-        span.late_s = await self._engine.decode(span.granted_mono_ns, output_tokens, emit)
+        span.late_s = await self._engine.decode(
+            span.granted_mono_ns, output_tokens, emit, prompt.tokens
+        )
         span.end_mono_ns = time.monotonic_ns()
         meta = MetaInfo(
             id=body.rid or "",

@@ -2,10 +2,12 @@
 
 Prefill serves one request at a time, first come first served, for
 ``(fetch_s + T_prefill(new, cached)) / time_scale`` of wall time; layer k of L is final at
-``start + fetch_s + T (k + 1) / L``. What is cached, and room for the KV, is found when the
-request's turn comes. Decode has BS_max slots; a slot is held for (output_tokens - 1) steps,
-since prefill computed the first token. Starts are planned: ``start = max(ready, previous planned
-end)``, so what a late wake-up costs is recorded (``late_s``, wall) and does not add up.
+``start + fetch_s + T (k + 1) / L``, or when the profile's release curve has it.
+What is cached, and room for the KV, is found when the request's turn comes. Decode has BS_max
+slots; a slot is held for (output_tokens - 1) steps, since prefill computed the first token. Starts
+are planned: ``start = max(ready, previous planned end)``, so what a late wake-up costs is recorded
+(``late_s``, wall) and does not add up. Compute may be noisy (``harness.engine.noise``); what is
+fetched is not.
 
 KV bytes are pseudo-random and of the geometry's size divided by ``byte_scale``. Output tokens are
 a function of the prompt, so that a decode instance that did not get the prompt's KV and first
@@ -15,7 +17,7 @@ token would answer something else.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,7 @@ import xxhash
 
 from harness.architecture import Architecture, wire_layer_bytes
 from harness.core import PrfaasError
+from harness.engine.noise import Noise
 from harness.engine.timeline import Alarm
 from harness.profile import Profile
 from harness.surface.generate import PrefillSpan
@@ -84,7 +87,8 @@ Begin = Callable[[Callable[[int, int], float]], Coroutine[None, None, Work]]
 class PrefillJob:
     """One request at a prefill instance; ``emit`` takes each layer's index when it is final.
 
-    ``begin`` says what there is to do; None: all of the prompt is computed.
+    ``begin`` says what there is to do; None: all of the prompt is computed. ``shares`` is when of
+    its compute each layer is final, 0 to 1 and ascending; empty: evenly spaced.
     """
 
     tokens: int
@@ -94,6 +98,7 @@ class PrefillJob:
     emit: Callable[[int], None]
     on_start: Callable[[], None]
     begin: Begin | None = None
+    shares: Sequence[float] = ()
     done: asyncio.Future[PrefillSpan] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -102,8 +107,16 @@ class PrefillJob:
 class EmulatedPrefill:
     """A prefill instance; ``serve`` is its loop and ends by cancellation."""
 
-    def __init__(self, alarm: Alarm, profile: Profile, time_scale: float, layerwise: bool) -> None:
+    def __init__(
+        self,
+        alarm: Alarm,
+        profile: Profile,
+        time_scale: float,
+        layerwise: bool,
+        noise: Noise | None = None,
+    ) -> None:
         self._alarm = alarm
+        self._noise = noise or Noise()
         self._profile = profile
         self._time_scale = time_scale
         self._layerwise = layerwise
@@ -116,6 +129,11 @@ class EmulatedPrefill:
     @property
     def queued(self) -> int:
         return len(self._queue)
+
+    def release_shares(self, tokens: int, layer_bytes: Sequence[int]) -> tuple[float, ...]:
+        """When of its compute each layer is final, by the profile's captured release; empty
+        where it has none."""
+        return self._profile.release_shares(tokens, layer_bytes)
 
     async def prefill(self, job: PrefillJob) -> PrefillSpan:
         """Serve ``job`` in its turn. Cancelling the caller takes it out of the queue."""
@@ -149,14 +167,18 @@ class EmulatedPrefill:
         work = await self._begin(job)
         if work is None:
             return None
-        service_s = work.service_s / self._time_scale
-        service_ns = round(service_s * 1e9)
-        fetch_ns = round(work.fetch_s / self._time_scale * 1e9)
+        fetch_s = work.fetch_s / self._time_scale
+        compute_s = work.service_s / self._time_scale - fetch_s
+        service_s = fetch_s + compute_s * self._noise.factor()
+        service_ns, fetch_ns = round(service_s * 1e9), round(fetch_s * 1e9)
         start_ns = max(job.ready_mono_ns, self._free_at_ns, work.ready_mono_ns)
         job.on_start()
         count = job.num_layers
+        final_ns: list[int] = []
         for layer in range(count):
-            share = (layer + 1) / count if self._layerwise else 1.0
+            share = 1.0
+            if self._layerwise:
+                share = job.shares[layer] if job.shares else (layer + 1) / count
             due_ns = start_ns + fetch_ns + round((service_ns - fetch_ns) * share)
             woke_ns = await self._alarm.until(due_ns)
             if job.done.cancelled():
@@ -165,6 +187,7 @@ class EmulatedPrefill:
                 self.busy_s += (woke_ns - start_ns) / 1e9
                 return None
             job.emit(layer)
+            final_ns.append(woke_ns)
         self._free_at_ns = start_ns + service_ns
         self.busy_s += service_s
         end_ns = time.monotonic_ns()
@@ -178,6 +201,7 @@ class EmulatedPrefill:
             kv_wire_bytes_sent=0,
             cached_tokens=work.cached_tokens,
             fetched_tokens=work.fetched_tokens,
+            layer_final_mono_ns=final_ns,
         )
 
     async def _begin(self, job: PrefillJob) -> Work | None:
@@ -240,10 +264,16 @@ class EmulatedDecode:
     """A decode instance: slots, and one step time at a full batch, as Eq. 5 of the paper has it."""
 
     def __init__(
-        self, alarm: Alarm, max_batch: int, step_wall_s: float, interval_tokens: int
+        self,
+        alarm: Alarm,
+        max_batch: int,
+        step_wall_s: float,
+        interval_tokens: int,
+        noise: Noise | None = None,
     ) -> None:
         self._alarm = alarm
         self._step_ns = round(step_wall_s * 1e9)
+        self._noise = noise or Noise()
         self._interval_tokens = interval_tokens
         self.slots = Slots(max_batch)
         self.busy_s = 0.0
@@ -257,17 +287,21 @@ class EmulatedDecode:
         granted_mono_ns: int,
         output_tokens: int,
         emit: Callable[[int], Awaitable[None]],
+        _context_tokens: int = 0,
     ) -> float:
         """Call ``emit(total)`` as tokens come due; gives the worst lateness in wall seconds.
 
         Tokens 1 and 2 are never held back; later ones leave a stream interval at a time, when the
-        last of them is due. The slot is released at the planned end, whatever happens.
+        last of them is due. The slot is released at the planned end, whatever happens. The step is
+        the same for every context.
         """
-        end_ns = granted_mono_ns + (output_tokens - 1) * self._step_ns
+        steps = np.cumsum(self._noise.factors(output_tokens - 1))  # (output_tokens - 1,)
+        after_ns = [0, *np.rint(steps * self._step_ns).astype(np.int64).tolist()]
+        end_ns = granted_mono_ns + after_ns[-1]
         late_ns = 0
         try:
             for total in chunk_ends(output_tokens, self._interval_tokens):
-                due_ns = granted_mono_ns + (total - 1) * self._step_ns
+                due_ns = granted_mono_ns + after_ns[total - 1]
                 late_ns = max(late_ns, await self._alarm.until(due_ns) - due_ns)
                 await emit(total)
         except BaseException:

@@ -208,6 +208,8 @@ class PrefillEnd:
                 prefilling = asyncio.create_task(self._engine.prefill(self._job(push, received_ns)))
                 await self._tell_start(push.started, prefilling, sending, body, prompt, send)
                 span = await prefilling
+                if not self._config.report_layers:
+                    span.layer_final_mono_ns = []
                 if computing is not None:
                     computing.computed()
                 await send(_prefill_chunk(body, prompt, "prefill_done", span, [first_token]))
@@ -230,6 +232,7 @@ class PrefillEnd:
             emit=push.layers.put_nowait,
             on_start=push.started.set,
             begin=begin,
+            shares=self._engine.release_shares(push.tokens, self._kv.layer_bytes(push.tokens)),
         )
 
     async def _tell_start(

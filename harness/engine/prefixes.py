@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from harness.architecture import Architecture
 from harness.block_keys import block_keys_of_text
 from harness.engine.memory import Memory
+from harness.prefix_holders import Holders
 from harness.surface.generate import GenerateBody, prompt_ids_text
 
 
@@ -54,6 +55,10 @@ class Prefixes:
         self.memories = memories
         self.architecture = architecture
         self._fabric_bytes_per_s = fabric_bytes_per_s
+        self._places = tuple(memories.values())
+        self._holders = Holders()
+        for memory in self._places:
+            memory.pool.join(self._holders)
 
     def best_hit(
         self,
@@ -67,8 +72,9 @@ class Prefixes:
         most = max_hit_blocks(tokens, at.pool.geometry.block_tokens)
         own = at.pool.match(keys, most)
         found = Hit(own, own, None, 0.0, prefill_s(tokens - own, own))
-        holder = max(self.memories.values(), key=lambda one: one.pool.match(keys, most))
-        hit = holder.pool.match(keys, most)
+        geometry = at.pool.geometry
+        blocks, place = self._holders.match(keys, most, has_state=geometry.has_state)
+        hit, holder = blocks * geometry.block_tokens, self._places[place]
         if hit <= own:
             return found
         held = min(hit, at.pool.held_blocks(keys) * at.pool.geometry.block_tokens)
@@ -83,9 +89,9 @@ class Prefixes:
         block_tokens = at.pool.geometry.block_tokens
         keys = keys[: max_hit_blocks(tokens, block_tokens)]
         own = at.pool.held_blocks(keys)
-        holder = max(self.memories.values(), key=lambda one: one.pool.held_blocks(keys))
-        most = holder.pool.held_blocks(keys)
-        return Run(holder if most > own else at, most * block_tokens, own * block_tokens)
+        most, place = self._holders.longest(keys)
+        holder = self._places[place] if most > own else at
+        return Run(holder, most * block_tokens, own * block_tokens)
 
     def fetch_s(self, tokens: int, held_tokens: int) -> float:
         """Scenario seconds to fetch the growing KV of ``tokens`` but for the first ones."""

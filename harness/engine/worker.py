@@ -27,8 +27,10 @@ from harness.engine.front import Front
 from harness.engine.instance import LiveInstance, MakeEnd
 from harness.engine.memory import Memory
 from harness.engine.metrics import EngineMetrics
+from harness.engine.noise import Noise
 from harness.engine.prefill_end import PrefillEnd
 from harness.engine.prefixes import Cache, Prefixes
+from harness.engine.stepped import SteppedDecode
 from harness.engine.timeline import Alarm
 from harness.prefix_pool import PoolGeometry
 from harness.profile import Profile
@@ -137,19 +139,18 @@ class Worker:
     async def _prefill_end(self, instance: LiveInstance) -> PrefillEnd:
         config = self._config
         engine = EmulatedPrefill(
-            self._alarm, self._profiles[instance.hardware], config.time_scale, config.layerwise
+            self._alarm,
+            self._profiles[instance.hardware],
+            config.time_scale,
+            config.layerwise,
+            self._noise(instance, "prefill"),
         )
         await self._stack.enter_async_context(running(engine.serve()))
         return PrefillEnd(engine, self._kv, instance.sender, config, self._cache(instance))
 
     async def _decode_end(self, instance: LiveInstance) -> DecodeEnd:
         config = self._config
-        engine = EmulatedDecode(
-            self._alarm,
-            config.decode_max_batch,
-            config.decode_step_s / config.time_scale,
-            config.stream_interval_tokens,
-        )
+        engine = await self._decode_engine(instance)
         assert self._receiver is not None
         return DecodeEnd(
             engine,
@@ -160,6 +161,33 @@ class Worker:
             self._route,
             self._cache(instance),
         )
+
+    async def _decode_engine(self, instance: LiveInstance) -> EmulatedDecode | SteppedDecode:
+        config, noise = self._config, self._noise(instance, "decode")
+        if config.decode_steps == "full_batch":
+            return EmulatedDecode(
+                self._alarm,
+                config.decode_max_batch,
+                config.decode_step_s / config.time_scale,
+                config.stream_interval_tokens,
+                noise,
+            )
+        engine = SteppedDecode(
+            self._alarm,
+            self._profiles[instance.hardware],
+            config.decode_max_batch,
+            config.time_scale,
+            config.stream_interval_tokens,
+            noise,
+        )
+        await self._stack.enter_async_context(running(engine.serve()))
+        return engine
+
+    def _noise(self, instance: LiveInstance, role: Role) -> Noise:
+        """Each role of each instance draws its own."""
+        config = self._config
+        seed = (config.seed, *instance.name.encode(), len(role))
+        return Noise(config.noise_cv, seed)
 
     async def _open_receiver(self, stack: AsyncExitStack, lanes: Lanes) -> KvReceiver | None:
         """Where KV lands, if an instance decodes, may come to, or takes copies of prefixes."""

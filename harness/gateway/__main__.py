@@ -14,7 +14,11 @@ async def serve() -> None:
         settle()
         tell("ready", port=gateway.port, canaries=gateway.canaries)
         async for order in each_order(orders):
-            gateway.driver.begin(int(order["start_mono_ns"]))
+            if order.get("count"):
+                await gateway.count()
+                tell("counted")
+            else:
+                gateway.driver.begin(int(order["start_mono_ns"]))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 import asyncio
 import time
 
+import xxhash
 from aiohttp import web
 
 from harness.gateway.metrics import GatewayMetrics
-from harness.surface.generate import SSE_DONE, SSE_HEADERS, GenerateChunk
+from harness.surface.generate import SSE_DONE, SSE_HEADERS, GenerateChunk, encode
 from harness.surface.openai import Call, render_chunk, render_usage, render_whole
 
 #: A client that reads nothing is not waited for any longer with the news that its request failed.
@@ -30,6 +31,7 @@ class Answer:
         self._last_ns = received_ns
         self._response: web.StreamResponse | None = None
         self._collected: list[GenerateChunk] = []
+        self._output_ids: list[int] = []
         self._completed_tokens = 0
         self._is_ending = False
         self.first_chunk_mono_ns: int | None = None
@@ -46,6 +48,7 @@ class Answer:
         self._measure(arrived_ns, meta.completion_tokens - self._completed_tokens)
         self._completed_tokens = max(self._completed_tokens, meta.completion_tokens)
         meta.id = self._rid
+        self._output_ids += chunk.output_ids
         self._last = chunk
         if not self._call.body.stream:
             self._collected.append(chunk)
@@ -63,6 +66,11 @@ class Answer:
     def has_begun(self) -> bool:
         """Whether a token has gone, or may have gone, to the client."""
         return self._completed_tokens > 0
+
+    @property
+    def output_digest(self) -> str | None:
+        """XXH3 of the ids that were answered, by which answers to one prompt are compared."""
+        return xxhash.xxh3_64_hexdigest(encode(self._output_ids)) if self._output_ids else None
 
     def _measure(self, arrived_ns: int, new_tokens: int) -> None:
         """The first token's time since the request came, a later one's since those before it."""

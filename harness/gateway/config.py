@@ -4,6 +4,7 @@ import msgspec
 
 from harness.attention import KvDtype
 from harness.core import Instance, Role
+from harness.engine_settings import EngineKind
 from harness.profile_file import ProfileSource
 from harness.scheduling.config import Policy
 from harness.settings import Timeouts
@@ -18,6 +19,9 @@ class WorkerAddress(msgspec.Struct, forbid_unknown_fields=True):
     hardware: str
     host: str
     port: int
+    #: A prefill instance's bootstrap server as decode instances reach it; its own address if None.
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
 
     def instance(self) -> Instance:
         return Instance(self.name, self.cluster, self.role, self.hardware)
@@ -29,6 +33,9 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ``api_key`` None: whoever reaches the gateway may use it, which only loopback allows.
     ``tokenizer``: the path of a ``tokenizer.json`` for prompts given as text; None: one token a
     byte, as the emulated engines have it. ``max_retries``: placements after the first.
+    ``canary_timeout_wall_s`` None: a pair may take as long as it likes. ``page_tokens`` and
+    ``counts_kv`` are of SGLang: tokens of a page, and whether its version counts KV bytes; the
+    samples of its ``/metrics`` go to ``engines_spool``.
     """
 
     host: str
@@ -51,3 +58,8 @@ class GatewayConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_retries: int
     max_body_bytes: int
     tokenizer: str | None
+    engine: EngineKind = "emulated"
+    canary_timeout_wall_s: float | None = None
+    page_tokens: int = 1
+    counts_kv: bool = False
+    engines_spool: str = ""

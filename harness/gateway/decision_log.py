@@ -104,7 +104,7 @@ def _placement(action: ev.Dispatch) -> Row:
         "uncached_tokens": action.uncached_tokens,
         "cached_tokens": action.cached_tokens,
         "resident_tokens": action.resident_tokens,
-        "hit_tokens": action.hit_tokens,
+        "hit_tokens": dict(action.hit_tokens),
         "threshold_tokens": action.threshold_tokens,
         "link_scarce": action.link_scarce,
         "link_up": action.link_up,

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from harness.core import EngineError, Route
 from harness.gateway.answer import Answer
 from harness.scheduling.events import Dispatch
-from harness.surface.generate import DecodeSpan, PrefillSpan
+from harness.surface.generate import DecodeSpan, DecodeTimes, PrefillSpan, PrefillTimes
 
 #: Far below the shortest prefill, far above what one request takes to be handed over.
 GIVE_WAY_S = 0.01
@@ -47,8 +47,10 @@ class Urgent:
 class Attempt:
     """One placement of a request: its two halves, and a way to abort it from outside."""
 
-    def __init__(self, dispatch: Dispatch, urgent: Urgent) -> None:
+    def __init__(self, dispatch: Dispatch, urgent: Urgent, *, opaque: bool = False) -> None:
         self._urgent = urgent
+        #: An engine that says nothing of a prefill before its KV has gone.
+        self._opaque = opaque
         urgent.begin()
         self.dispatch = dispatch
         self.dispatched_ns: int | None = None
@@ -56,12 +58,23 @@ class Attempt:
         self.is_handed_over = asyncio.Event()
         self.prefill: PrefillSpan | None = None
         self.decode: DecodeSpan | None = None
+        self.prefill_times: PrefillTimes | None = None
+        self.decode_times: DecodeTimes | None = None
+        self.is_prefilled = False
+        self.has_kv_landed = False
         self.decode_began_ns: int | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def route(self) -> Route:
         return self.dispatch.route
+
+    @property
+    def knows_kv_landed(self) -> bool:
+        """Whether its prefill instance has said so; a real one says it by its last word."""
+        if self.prefill is None:
+            return self.prefill_times is not None
+        return self.prefill.kv_acked_mono_ns is not None
 
     def handed_over(self) -> None:
         """The prefill instance has the request; or it never will."""
@@ -101,11 +114,11 @@ class Attempt:
             return "decode"  # its first token may be here before prefill has heard of the KV
         if self.dispatched_ns is None:
             return "gateway"
-        if self.prefill_began_ns is None:
+        if self.prefill_began_ns is None and not (self._opaque or self.is_prefilled):
             return "prefill_queue"
-        if self.prefill is None:
+        if not self.is_prefilled:
             return "prefill"
-        return "transfer" if self.prefill.kv_acked_mono_ns is None else "decode_admission"
+        return "decode_admission" if self.has_kv_landed else "transfer"
 
 
 class Flight:
@@ -158,4 +171,7 @@ class Flight:
             "retries": self.retries,
             "prefill": last and last.prefill,
             "decode": last and last.decode,
+            "prefill_times": last and last.prefill_times,
+            "decode_times": last and last.decode_times,
+            "output_digest": answer.output_digest,
         }

@@ -24,7 +24,12 @@ from harness.gateway.flight import Attempt, Flight, Urgent
 from harness.gateway.handover import Handover, PhaseTimeoutError
 from harness.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from harness.gateway.prompts import Prompts, ids_text
-from harness.gateway.upstream import InstanceLostError, InstanceUnreachableError, Upstream
+from harness.gateway.upstream import (
+    InstanceLostError,
+    InstanceUnreachableError,
+    TransferFailedError,
+    Upstream,
+)
 from harness.scheduling import events as ev
 from harness.server import arrival_mono_ns, bearer, read_body
 from harness.surface.generate import encode
@@ -176,14 +181,14 @@ class Front:
             )
             if isinstance(placed, ev.Reject):
                 return placed
-            attempt = Attempt(placed, self._urgent)
+            attempt = Attempt(placed, self._urgent, opaque=self._config.engine == "sglang")
             flight.attempts.append(attempt)
             self._driver.depends(flight.rid, attempt)
             try:
                 if placed.copy is not None:
                     copied = self._copied(keys, placed.copy)
                     await attempt.unless_lost(copy_prefix(self._upstream, placed.copy, copied))
-                body = self._upstream.body(call.body, attempt.route)
+                body = self._upstream.body(call.body, attempt.route, flight.retries)
                 await self._handover.run(flight, attempt, body, answer)
                 return None
             except (InstanceLostError, InstanceDownError) as error:
@@ -233,6 +238,8 @@ def _phase(flight: Flight, error: BaseException) -> str:
         return error.phase
     if isinstance(error, InstanceDownError):
         return "instance_down"
+    if isinstance(error, TransferFailedError):
+        return "transfer"
     return flight.attempts[-1].phase if flight.attempts else "gateway"
 
 

@@ -117,49 +117,57 @@ class Handover:
 
         async with (
             limit,
-            aclosing(self._upstream.stream(instance, body, handed_over)) as chunks,
+            aclosing(self._upstream.prefill(instance, body, handed_over)) as chunks,
         ):
             async for chunk in chunks:
                 spans = chunk.meta_info.prfaas
                 event = spans.event if spans else ""
-                if spans is not None and spans.prefill is not None:
-                    attempt.prefill = spans.prefill
+                if spans is not None:
+                    attempt.prefill = spans.prefill or attempt.prefill
+                    attempt.prefill_times = spans.prefill_times or attempt.prefill_times
                 if event == "prefill_started":
                     attempt.prefill_began_ns = time.monotonic_ns()
                     limit.begin("prefill", limits.prefill_s)
                     self._driver.tell(ev.PrefillStarted(flight.rid))
                 elif event == "prefill_done":
+                    attempt.is_prefilled = True
                     limit.begin("transfer", limits.transfer_s)
                     self._driver.tell(ev.PrefillDone(flight.rid))
                     if self._prefill_answers:
                         await answer.send(_without_finish(chunk))
-                elif event == "transfer_done" and attempt.prefill is not None:
+                elif event == "transfer_done":
+                    attempt.has_kv_landed = attempt.knows_kv_landed
                     limit.begin("", None)
                     if attempt.decode_began_ns is None:
                         decoding.begin("decode_admission", limits.decode_admission_s)
-                    kv_bytes = attempt.prefill.kv_wire_bytes_sent * self._byte_scale
-                    self._driver.tell(ev.TransferDone(flight.rid, round(kv_bytes)))
-        if attempt.prefill is None or attempt.prefill.kv_acked_mono_ns is None:
+                    self._driver.tell(ev.TransferDone(flight.rid, self._kv_bytes(attempt)))
+        if not attempt.has_kv_landed:
             raise EngineError(f"{instance} ended without saying that the KV had arrived")
+
+    def _kv_bytes(self, attempt: Attempt) -> int | None:
+        """In scenario units; SGLang says it of no single request."""
+        if attempt.prefill is None:
+            return None
+        return round(attempt.prefill.kv_wire_bytes_sent * self._byte_scale)
 
     async def _decode(
         self, flight: Flight, attempt: Attempt, body: bytes, answer: Answer, limit: _Limit
     ) -> None:
         instance = attempt.route.decode.name
-        async with limit, aclosing(self._upstream.stream(instance, body)) as chunks:
+        async with limit, aclosing(self._upstream.decode(instance, body)) as chunks:
             async for chunk in chunks:
                 if attempt.decode_began_ns is None:
                     attempt.decode_began_ns = time.monotonic_ns()
                     self._driver.tell(ev.DecodeAdmitted(flight.rid))
                 spans = chunk.meta_info.prfaas
-                if spans is not None and spans.decode is not None:
-                    attempt.decode = spans.decode
+                if spans is not None and (spans.decode or spans.decode_times):
+                    attempt.decode, attempt.decode_times = spans.decode, spans.decode_times
                     # The worker's spans are for the record, not for the client.
                     chunk.meta_info.prfaas = None
                 limit.begin("between_tokens", None)  # a slow client is not a slow worker
                 await answer.send(chunk)
                 limit.begin("between_tokens", self._timeouts.between_tokens_s)
-        if attempt.decode is None:
+        if attempt.decode is None and attempt.decode_times is None:
             raise EngineError(f"{instance} ended without saying what KV it decoded from")
 
 

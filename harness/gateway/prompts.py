@@ -2,7 +2,8 @@
 
 Ids pass through as they came. Text becomes the ids of the tokenizer whose ``tokenizer.json`` was
 given (the ``tokenizers`` package reads it), which the workers then get instead of the text; without
-one the text goes to the workers, whose emulated tokenizer has one token a UTF-8 byte.
+one the text goes to the workers, whose emulated tokenizer has one token a UTF-8 byte. A real engine
+has another one, so there text without a tokenizer is refused.
 """
 
 import importlib
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from harness.core import ScenarioError
+from harness.core import EngineError, ScenarioError
 from harness.surface.generate import encode, prompt_ids_text, prompt_of
 from harness.surface.openai import Call
 
@@ -18,8 +19,9 @@ from harness.surface.openai import Call
 class Prompts:
     """Reads prompts; made once a process."""
 
-    def __init__(self, tokenizer_path: str | None) -> None:
+    def __init__(self, tokenizer_path: str | None, *, bytes_are_tokens: bool = True) -> None:
         self._tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
+        self._bytes_are_tokens = bytes_are_tokens
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt, whose text has become ids where there is a tokenizer."""
@@ -27,6 +29,11 @@ class Prompts:
         if self._tokenizer is not None and not body.input_ids and body.text:
             ids = self._tokenizer.encode(body.text).ids
             body.input_ids, body.text = msgspec.Raw(encode(ids)), None
+        if not body.input_ids and not self._bytes_are_tokens:
+            raise EngineError(
+                "the prompt is text, whose tokens nobody here can count: send token ids, or give "
+                "the scenario a gateway.tokenizer"
+            )
         return call.prompt_tokens or prompt_of(body).tokens
 
 

@@ -9,14 +9,31 @@ from contextlib import aclosing
 import msgspec
 
 from harness.core import EngineError, Route
+from harness.engine_settings import EngineKind
+from harness.gateway import sglang
 from harness.gateway.config import WorkerAddress
 from harness.gateway.connection import BrokenOffError, Connection, Connections
+from harness.gateway.failures import (
+    AnsweredError,
+    Failure,
+    InstanceLostError,
+    InstanceUnreachableError,
+    TransferFailedError,
+    failure,
+    said_of,
+)
 from harness.surface.generate import GenerateBody, GenerateChunk, decode_chunk, encode
 from harness.surface.sse import SseError, SseParser
 
-#: Of an error's body, for a message.
-_EXCERPT_BYTES = 300
-#: The whole of one, and a line of a stream: a pool of a million blocks takes 42 MB.
+__all__ = [
+    "AnsweredError",
+    "InstanceLostError",
+    "InstanceUnreachableError",
+    "TransferFailedError",
+    "Upstream",
+]
+
+#: The whole of an error's body, and a line of a stream: a pool of a million blocks takes 42 MB.
 _MAX_ERROR_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 26
 
 
@@ -26,63 +43,6 @@ IDLE_WITHIN_S, IDLE_POLL_S = 10.0, 0.02
 
 def _nothing() -> None:
     """Nobody wants to know."""
-
-
-class InstanceLostError(EngineError):
-    """An instance went away with a request: what it was doing is not being done any more."""
-
-    def __init__(self, instance: str, reason: str) -> None:
-        super().__init__(reason)
-        self.instance = instance
-
-
-class InstanceUnreachableError(InstanceLostError):
-    """Nothing answers at an instance's address; ``in_time`` is false where that took so long that
-    the way there may be to blame."""
-
-    def __init__(self, instance: str, reason: str, *, in_time: bool = True) -> None:
-        super().__init__(instance, f"{instance} is not reachable: {reason}")
-        self.in_time = in_time
-
-
-class TransferFailedError(InstanceLostError):
-    """The KV did not get from one instance to the other: no token has been generated from it."""
-
-
-class AnsweredError(EngineError):
-    """An instance answered with another status than 200."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Failure(msgspec.Struct):
-    """The part of an error's answer that says what failed, and in which phase."""
-
-    message: str = ""
-    code: str | None = None
-
-
-class _Failed(msgspec.Struct):
-    error: _Failure | str
-
-
-def _failure(instance: str, said: _Failure | str, status: int | None = None) -> EngineError:
-    """What an instance says went wrong, in its stream or by a status."""
-    how = "failed" if status is None else f"answered {status}"
-    if isinstance(said, _Failure) and said.code == "transfer":
-        return TransferFailedError(instance, f"{instance} {how}: {said.message}")
-    message = f"{instance} {how}: {said if isinstance(said, str) else said.message}"
-    return EngineError(message) if status is None else AnsweredError(status, message)
-
-
-def _said(body: bytes) -> _Failure | str:
-    """What an error's body says, be it of the protocol or not."""
-    try:
-        return msgspec.json.decode(body, type=_Failed).error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return body[:_EXCERPT_BYTES].decode(errors="replace")
 
 
 async def _some(pieces: AsyncGenerator[bytes, None]) -> bytes:
@@ -100,8 +60,13 @@ class Upstream:
     """The workers behind the gateway."""
 
     def __init__(
-        self, workers: Sequence[WorkerAddress], key: str, connect_timeout_wall_s: float
+        self,
+        workers: Sequence[WorkerAddress],
+        key: str,
+        connect_timeout_wall_s: float,
+        engine: EngineKind = "emulated",
     ) -> None:
+        self._engine = engine
         self._workers = {worker.name: worker for worker in workers}
         self._connections = {
             worker.name: Connections(worker.host, worker.port) for worker in workers
@@ -125,18 +90,35 @@ class Upstream:
         for connections in self._connections.values():
             connections.close()
 
-    def body(self, body: GenerateBody, route: Route) -> bytes:
-        """The body that both halves of ``route`` get: the client's with the pair's bootstrap."""
+    def body(self, body: GenerateBody, route: Route, attempt: int = 0) -> bytes:
+        """The body that both halves of ``route`` get: the client's with the pair's bootstrap.
+
+        SGLang refuses a name that it has not forgotten yet, so each attempt has its own there.
+        """
         prefill = self._workers[route.prefill.name]
+        again = self._engine == "sglang" and attempt > 0
         return encode(
             msgspec.structs.replace(
                 body,
                 stream=True,
-                bootstrap_host=prefill.host,
-                bootstrap_port=prefill.port,
+                rid=f"{body.rid}~{attempt}" if again else body.rid,
+                bootstrap_host=prefill.bootstrap_host or prefill.host,
+                bootstrap_port=prefill.bootstrap_port or prefill.port,
                 bootstrap_room=secrets.randbits(60),
             )
         )
+
+    def prefill(
+        self, instance: str, body: bytes, handed_over: Callable[[], None] = _nothing
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """What a prefill instance says of its half, as our own workers say it."""
+        chunks = self.stream(instance, body, handed_over)
+        return sglang.as_prefill(instance, chunks) if self._engine == "sglang" else chunks
+
+    def decode(self, instance: str, body: bytes) -> AsyncGenerator[GenerateChunk, None]:
+        """What a decode instance says of its half: what is new in each chunk."""
+        chunks = self.stream(instance, body)
+        return sglang.as_decode(instance, chunks) if self._engine == "sglang" else chunks
 
     async def stream(
         self, instance: str, body: bytes, handed_over: Callable[[], None] = _nothing
@@ -153,8 +135,8 @@ class Upstream:
             ) as pieces:
                 async for chunk in self._events(instance, pieces):
                     if chunk.error is not None:
-                        said = msgspec.convert(chunk.error, _Failure | str)
-                        raise _failure(instance, said)
+                        said = msgspec.convert(chunk.error, Failure | str)
+                        raise failure(instance, said)
                     yield chunk
         except (SseError, msgspec.ValidationError) as error:
             raise EngineError(f"the stream of {instance} broke off: {error}") from error
@@ -214,7 +196,7 @@ class Upstream:
                 status = await connection.status()
             if status != 200:
                 said = await _some(connection.pieces())
-                raise _failure(instance, _said(said), status)
+                raise failure(instance, said_of(said), status)
             async with aclosing(connection.pieces()) as pieces:
                 async for piece in pieces:
                     yield piece

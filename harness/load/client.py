@@ -1,15 +1,17 @@
-"""One streaming completion over its own TCP connection: h11 above a gevent socket.
+"""One streaming completion: connect, send at the planned time, read to the end.
 
-Each request opens a connection, sends, reads to the end and closes; there is no pool, so that no
-request can wait for another. The connection is opened ``CONNECT_AHEAD_S`` before the planned send,
-as a client that keeps its connections alive would find it; where connecting takes longer the send
-is late, which the send lag shows. The body is never assembled: headers and the fixed JSON are
-small, the prompt is a window of the shared pool handed to ``sendmsg`` as it lies; one that is made
-of a trace's blocks is put together for its request and let go as it is sent. The arrival time of a
-chunk is taken when ``recv`` returns, before anything is parsed.
+The request leaves over a connection of its own or, with ``keep_alive``, over an idle one; there is
+no limit on connections, so that no request can wait for another. A connection is taken or opened
+``CONNECT_AHEAD_S`` before the planned send, as a client that keeps its connections alive would find
+it; where connecting takes longer the send is late, which the send lag shows. The body is never
+assembled: head, prompt and tail are handed to ``sendmsg`` in the pieces they lie in, as the kernel
+takes them. The arrival time of a chunk is taken when ``recv`` returns, before anything is parsed.
+
+A server may close a connection that is idle, also just as a request leaves on it. Then no byte of a
+response comes, and the request is sent once more, on a new connection, its latency still counted
+from its planned time. Nothing else is ever sent twice.
 """
 
-import contextlib
 import resource
 import socket as blocking_socket
 import time
@@ -19,23 +21,23 @@ from dataclasses import dataclass
 import gevent
 import h11
 import msgspec
-from gevent import socket
 
 from harness.core import LoadError, Request
-from harness.load.completion import CompletionStream, StreamError, excerpt
+from harness.load.completion import CompletionStream, FailurePhase, StreamError, excerpt
+from harness.load.connection import RECV_BYTES, Connection, Connections
 from harness.load.plan import Plan
-from harness.load.prompts import PromptPool
+from harness.load.prompts import PromptPool, PromptText
+from harness.load.response import Response
 from harness.load.spool import Row
 
-RECV_BYTES = 1 << 16
 #: Wall time; far above a loopback's or a metro link's round trip.
 CONNECT_AHEAD_S = 0.05
-#: A response larger than this is not a completion of at most a million tokens.
-MAX_RESPONSE_BYTES = 1 << 30
 #: How long to wait for the rest of an error's body, or for the end of a message after [DONE].
 TAIL_S = 1.0
 #: Files that a run with many requests in flight may need.
 MAX_OPEN_FILES = 1 << 16
+#: SGLang's own surface, where a request names its prompt and its options differently.
+NATIVE_PATH = "/generate"
 
 
 class Aborted(gevent.GreenletExit):  # type: ignore[misc]  # gevent publishes no types
@@ -44,11 +46,17 @@ class Aborted(gevent.GreenletExit):  # type: ignore[misc]  # gevent publishes no
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to leave: h11 has seen it whole, ``parts`` are its bytes on the wire, from
-    which what has been sent is taken away."""
+    """A request ready to leave: the bytes before and behind its prompt."""
 
-    connection: h11.Connection
-    parts: list[memoryview]
+    head: bytes
+    prompt: PromptText
+    tail: bytes
+
+    def pieces(self) -> Iterator[memoryview]:
+        """What goes over the wire, in order."""
+        yield memoryview(self.head)
+        yield from self.prompt.pieces()
+        yield memoryview(self.tail)
 
 
 class Client:
@@ -56,41 +64,46 @@ class Client:
 
     def __init__(self, plan: Plan, pool: PromptPool) -> None:
         self._pool = pool
-        self._path = plan.path.encode()
         self.timeout_s = plan.request_timeout_s
-        self.family, self.address = resolve(plan.host, plan.port)
+        self._connections = Connections(*resolve(plan.host, plan.port), keep_alive=plan.keep_alive)
+        # Every read is over before the next begins, so they share it.
+        self._buffer = memoryview(bytearray(RECV_BYTES))
         host = f"[{plan.host}]" if ":" in plan.host else plan.host
-        self._headers = [
-            (b"host", f"{host}:{plan.port}".encode()),
-            (b"content-type", b"application/json"),
-            (b"accept", b"text/event-stream"),
-            (b"accept-encoding", b"identity"),
-            (b"connection", b"close"),
+        headers = [
+            (b"Host", f"{host}:{plan.port}".encode()),
+            (b"Content-Type", b"application/json"),
+            (b"Accept", b"text/event-stream"),
+            (b"Accept-Encoding", b"identity"),
         ]
+        if not plan.keep_alive:
+            headers.append((b"Connection", b"close"))
         if plan.api_key is not None:
-            self._headers.append((b"authorization", f"Bearer {plan.api_key}".encode()))
-        self._head = b'{"model":' + msgspec.json.encode(plan.model) + b',"prompt":['
+            headers.append((b"Authorization", f"Bearer {plan.api_key}".encode()))
+        self._asked = h11.Request(method=b"POST", target=plan.path.encode(), headers=headers)
+        # All heads of a run differ in the length of the body only.
+        self._head = (h11.Connection(h11.CLIENT).send(self._asked) or b"").removesuffix(b"\r\n")
+        self._native = plan.path.endswith(NATIVE_PATH)
+        model = b'{"model":' + msgspec.json.encode(plan.model) + b',"prompt":['
+        self._opening = b'{"input_ids":[' if self._native else model
 
     def prepare(self, request: Request) -> Prepared:
         """Format everything that can be before the request's time."""
         prompt = self._pool.text(request.index, request.input_tokens, request.hash_ids)
-        head = self._head + prompt.head
-        tail = (
-            b'],"max_tokens":%d,"stream":true,"stream_options":{"include_usage":true,'
-            b'"continuous_usage_stats":true},"ignore_eos":true,"rid":%b}'
-            % (request.output_tokens, msgspec.json.encode(request.rid))
-        )
-        length = len(head) + len(prompt.window) + len(tail)
-        connection = h11.Connection(h11.CLIENT)
-        headers = [*self._headers, (b"content-length", b"%d" % length)]
-        top = connection.send(h11.Request(method=b"POST", target=self._path, headers=headers))
-        assert top is not None
-        # h11 counts the body against Content-Length; the bytes themselves need no framing.
-        for piece in (head, prompt.window, tail):
-            connection.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]  # any buffer does
-        connection.send(h11.EndOfMessage())
-        parts = (memoryview(top + head), prompt.window, memoryview(tail))
-        return Prepared(connection, [part for part in parts if part])
+        rid = msgspec.json.encode(request.rid)
+        if self._native:
+            tail = (
+                b'],"sampling_params":{"max_new_tokens":%d,"temperature":0,"ignore_eos":true},'
+                b'"stream":true,"rid":%b}' % (request.output_tokens, rid)
+            )
+        else:
+            tail = (
+                b'],"max_tokens":%d,"stream":true,"stream_options":{"include_usage":true,'
+                b'"continuous_usage_stats":true},"temperature":0,"ignore_eos":true,"rid":%b}'
+                % (request.output_tokens, rid)
+            )
+        length = len(self._opening) + prompt.num_bytes + len(tail)
+        head = b"%bContent-Length: %d\r\n\r\n%b" % (self._head, length, self._opening)
+        return Prepared(head, prompt, tail)
 
     def exchange(
         self, request: Request, prepared: Prepared, row: Row, until_planned: Callable[[], None]
@@ -101,13 +114,11 @@ class Client:
 
         A row whose request was aborted before it was sent stays ``unsent``.
         """
-        stream = CompletionStream(request.input_tokens, request.output_tokens)
-        exchange = _Exchange(self, prepared, stream, row, until_planned)
+        exchange = _Exchange(self._connections, self._buffer, self._asked, request, prepared)
         deadline = gevent.Timeout(self.timeout_s)
         deadline.start()
         try:
-            exchange.run()
-            stream.check_complete()
+            exchange.run(until_planned)
             row.outcome = "completed"
         except StreamError as failure:
             _fail(row, failure)
@@ -122,168 +133,132 @@ class Client:
             _fail(row, StreamError("aborted", f"the run was stopped in phase {exchange.phase}"))
         finally:
             deadline.cancel()
-            exchange.close()
-            if row.end_mono_ns is None and row.sent_mono_ns is not None:
-                row.end_mono_ns = time.monotonic_ns()
-            row.first_token_mono_ns = stream.first_token_mono_ns
-            row.chunk_mono_ns = stream.chunk_mono_ns
-            row.chunk_tokens = stream.chunk_tokens
-            row.prompt_tokens = stream.prompt_tokens
-            row.completion_tokens = stream.completion_tokens
+            exchange.leave()
+            if row.sent_mono_ns is not None:
+                exchange.report(row)
+
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self._connections.close()
 
 
 class _Exchange:
-    """The course of one request over one socket. ``phase`` is what a failure now is blamed on."""
+    """The course of one request. ``phase`` is what a failure now is blamed on."""
 
     def __init__(
         self,
-        client: Client,
+        connections: Connections,
+        buffer: memoryview,
+        asked: h11.Request,
+        request: Request,
         prepared: Prepared,
-        stream: CompletionStream,
-        row: Row,
-        until_planned: Callable[[], None],
     ) -> None:
-        self._client = client
-        self._until_planned = until_planned
-        self._connection = prepared.connection
-        self._parts = prepared.parts
-        self._stream = stream
-        self._row = row
-        self._socket: socket.socket | None = None
-        self._at_eof = False
-        self._recv_mono_ns = 0
-        self._received_bytes = 0
-        self.phase = "connect"
+        self._connections = connections
+        self._buffer = buffer
+        self._asked = asked
+        self._request = request
+        self._prepared = prepared
+        self._connection: Connection | None = None
+        #: None once the request has left: from then on it is the response's.
+        self._phase: FailurePhase | None = "connect"
+        self._sent_again = False
+        self._begin()
 
-    def run(self) -> None:
+    @property
+    def phase(self) -> FailurePhase:
+        """The response's, once the request has left."""
+        return self._phase or self._response.phase
+
+    def run(self, until_planned: Callable[[], None]) -> None:
         """Raises StreamError, and passes on gevent's Timeout and Aborted."""
         try:
             try:
-                self._connect()
+                self._connection = self._connections.take()
             finally:
                 # A refused connection is a failure of its planned time, like any other.
-                self._until_planned()
-            self.phase = "send"
-            self._send()
-            self.phase = "headers"
-            self._receive()
-        except OSError as error:
-            raise self._failure(error.strerror or str(error)) from error
-        except h11.RemoteProtocolError as error:
-            if self._at_eof:
-                raise self._failure("the server closed the connection early") from error
-            raise StreamError("protocol", f"not HTTP/1.1: {excerpt(str(error))}") from error
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-
-    def _connect(self) -> None:
-        self._socket = socket.socket(self._client.family, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.connect(self._client.address)
-
-    def _send(self) -> None:
-        assert self._socket is not None
-        views = self._parts
-        try:
-            while views:
-                sent_bytes = self._socket.sendmsg(views)
-                while views and sent_bytes >= len(views[0]):
-                    sent_bytes -= len(views.pop(0))
-                if views:
-                    views[0] = views[0][sent_bytes:]
-        except (BrokenPipeError, ConnectionResetError):
-            # A server may refuse a body it has not read, and close: its answer, if one arrived,
-            # says more than the broken pipe, which is raised otherwise.
-            with contextlib.suppress(OSError, h11.RemoteProtocolError):
-                self._receive()
-            raise
-
-    def _receive(self) -> None:
-        stream = self._stream
-        for event in self._events():
-            if isinstance(event, h11.Data):
-                stream.feed(event.data, self._recv_mono_ns)
-                if stream.first_token_mono_ns is not None:
-                    self.phase = "stream"
-                if stream.done:
-                    self._row.end_mono_ns = self._recv_mono_ns
-                    self._read_tail()
-                    return
-            elif isinstance(event, h11.Response):
-                self._head(event)
-                self.phase = "first_token"
-
-    def _head(self, response: h11.Response) -> None:
-        self._row.http_status = response.status_code
-        if response.status_code != 200:
-            reason = response.reason.decode("latin-1")
-            raise StreamError(
-                "headers", f"HTTP {response.status_code} {reason}: {self._read_excerpt()}"
-            )
-        kind = dict(response.headers).get(b"content-type", b"").decode("latin-1")
-        if kind.partition(";")[0].strip().lower() != "text/event-stream":
-            raise StreamError(
-                "protocol",
-                f"asked for an event stream, got content type {excerpt(kind)!r}: "
-                f"{self._read_excerpt()}",
-            )
-
-    def _read_excerpt(self) -> str:
-        """What the body says, as far as it comes within TAIL_S."""
-        body = bytearray()
-        with gevent.Timeout(TAIL_S, False):
+                until_planned()
             try:
-                for event in self._events():
-                    if isinstance(event, h11.Data):
-                        body += event.data
-                    if len(body) >= RECV_BYTES:
-                        break
-            except (OSError, h11.RemoteProtocolError) as error:
-                body += f" (body cut short: {error})".encode()
-        return excerpt(body.decode("utf-8", "replace"))
+                self._converse(self._connection)
+            except (OSError, StreamError):
+                if not self._connection.kept or self._response.first_byte_mono_ns is not None:
+                    raise
+                self._converse(self._reconnect())
+        except OSError as error:
+            raise StreamError(self.phase, error.strerror or str(error)) from error
+        self._response.check()
 
-    def _read_tail(self) -> None:
-        """Let the server finish its message; the request is complete whether or not it does."""
-        # After [DONE] nothing that ends the wait, a deadline or a stop neither, changes the result.
-        ends = (OSError, h11.RemoteProtocolError, Aborted, gevent.Timeout)
-        with contextlib.suppress(*ends), gevent.Timeout(TAIL_S):
-            for event in self._events():
-                if isinstance(event, h11.Data):
-                    self._stream.feed(event.data, self._recv_mono_ns)
+    def leave(self) -> None:
+        """Give the connection back, or close it."""
+        if self._connection is not None:
+            self._connections.give_back(self._connection, reusable=self._response.reusable)
 
-    def _events(self) -> Iterator[h11.Event]:
-        """The h11 events of the response up to its end; fills ``first_byte_mono_ns``."""
-        assert self._socket is not None
-        while True:
-            event = self._connection.next_event()
-            if event is h11.NEED_DATA:
-                self._receive_bytes()
-                continue
-            over = isinstance(event, h11.EndOfMessage | h11.ConnectionClosed)
-            if over or not isinstance(event, h11.Event):
-                return
-            yield event
+    def report(self, row: Row) -> None:
+        """What was measured, whatever became of it."""
+        response, stream = self._response, self._stream
+        row.end_mono_ns = response.end_mono_ns or time.monotonic_ns()
+        row.sent_again = self._sent_again
+        row.http_status = response.status
+        row.first_byte_mono_ns = response.first_byte_mono_ns
+        row.first_token_mono_ns = stream.first_token_mono_ns
+        row.chunk_mono_ns = stream.chunk_mono_ns
+        row.chunk_tokens = stream.chunk_tokens
+        row.prompt_tokens = stream.prompt_tokens
+        row.completion_tokens = stream.completion_tokens
 
-    def _receive_bytes(self) -> None:
-        assert self._socket is not None
-        data = self._socket.recv(RECV_BYTES)
-        self._recv_mono_ns = time.monotonic_ns()
-        if not data:
-            self._at_eof = True
-        elif self._row.first_byte_mono_ns is None:
-            self._row.first_byte_mono_ns = self._recv_mono_ns
-        self._received_bytes += len(data)
-        if self._received_bytes > MAX_RESPONSE_BYTES:
-            raise StreamError("protocol", f"a response of more than {MAX_RESPONSE_BYTES} bytes")
-        self._connection.receive_data(data)
-        if len(data) == RECV_BYTES:
-            # A peer that always has more would keep every other greenlet from running.
-            gevent.sleep(0)
+    def _begin(self) -> None:
+        head_reader = h11.Connection(h11.CLIENT)
+        head_reader.send(self._asked)
+        self._stream = CompletionStream(self._request.input_tokens, self._request.output_tokens)
+        self._response = Response(self._stream, head_reader)
 
-    def _failure(self, message: str) -> StreamError:
-        return StreamError(self.phase, message)  # type: ignore[arg-type]  # phases are its values
+    def _reconnect(self) -> Connection:
+        """The server closed an idle connection as the request left on it."""
+        self.leave()
+        self._connection = None
+        self._phase = "connect"
+        self._sent_again = True
+        self._begin()
+        self._connection = self._connections.open()
+        return self._connection
+
+    def _converse(self, connection: Connection) -> None:
+        """Send the request and read the response to its end."""
+        self._phase = "send"
+        broken = None
+        try:
+            connection.send(self._prepared.pieces())
+            self._phase = None
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # A server may refuse a body it has not read, and close: its answer, if one arrived,
+            # says more than the broken pipe.
+            broken = error
+        try:
+            self._receive(connection)
+        except (OSError, StreamError):
+            if broken is not None and self._response.status is None:
+                raise broken from None
+            raise
+        if broken is not None:
+            self._response.check()
+            raise broken
+
+    def _receive(self, connection: Connection) -> None:
+        response = self._response
+
+        def take(data: bytes, mono_ns: int) -> bool:
+            response.feed(data, mono_ns)
+            return response.over or response.in_tail
+
+        with connection.reading(take, self._buffer) as reading:
+            try:
+                reading.wait()
+                with gevent.Timeout(TAIL_S, False):
+                    while not response.over:
+                        reading.wait()
+            except (OSError, Aborted, gevent.Timeout):
+                # In the tail nothing that ends the wait changes the result.
+                if not response.in_tail:
+                    raise
 
 
 def resolve(host: str, port: int) -> tuple[int, tuple[object, ...]]:

@@ -1,10 +1,14 @@
-"""What an OpenAI completion stream says about tokens and time, without I/O.
+"""What a completion stream says about tokens and time, without I/O.
 
-Each chunk carries ``usage`` (``stream_options.continuous_usage_stats``), so tokens are counted by
-the server and never guessed from text: a chunk's new tokens are the growth of
-``usage.completion_tokens``. The first token is in the first chunk that carries a generated one:
-``completion_tokens`` > 0 or text. The stream is complete only with ``[DONE]`` and with the counts
-that were asked for; anything else raises StreamError with the phase to blame.
+Three shapes are read: OpenAI's completions (``choices[].text``) and chat completions
+(``choices[].delta``), and SGLang's own ``/generate`` (``text`` and ``meta_info``). Each chunk
+carries the server's counts: ``usage`` (``stream_options.continuous_usage_stats``) or
+``meta_info``. So tokens are counted by the server and never guessed from text: a chunk's new tokens
+are the growth of ``completion_tokens``. The first token is in the first chunk that carries a
+generated one of any kind: ``completion_tokens`` > 0, or text, reasoning, a part of a tool call or
+of a refusal; a chunk that only says whose turn it is carries none. The stream is complete only with
+``[DONE]`` and with the counts that were asked for; anything else raises StreamError with the phase
+to blame.
 """
 
 from typing import Literal
@@ -37,19 +41,48 @@ class StreamError(Exception):
         self.phase: FailurePhase = phase
 
 
+class _Delta(msgspec.Struct, gc=False):
+    """Servers name the model's reasoning in either of two ways."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+    def has_token(self) -> bool:
+        return bool(
+            self.content
+            or self.reasoning_content
+            or self.reasoning
+            or self.tool_calls
+            or self.refusal
+        )
+
+
 class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
+    delta: _Delta | None = None
 
 
-class _Usage(msgspec.Struct, gc=False):
+class _Counts(msgspec.Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+class _Chunk(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Counts | None = None
+    text: str | None = None
+    meta_info: _Counts | None = None
     error: object = None
+
+    def has_token(self) -> bool:
+        """Whether it carries anything generated, as far as text says."""
+        for choice in self.choices or ():
+            if choice.text or (choice.delta is not None and choice.delta.has_token()):
+                return True
+        return bool(self.text)
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -117,29 +150,29 @@ class CompletionStream:
         self._chunk(chunk, mono_ns)
 
     def _chunk(self, chunk: _Chunk, mono_ns: int) -> None:
-        has_text = any(choice.text for choice in chunk.choices)
-        if chunk.usage is None:
-            if has_text:
+        counts = chunk.usage or chunk.meta_info
+        if counts is None:
+            if chunk.has_token():
                 raise StreamError(
                     "protocol",
                     "a chunk with text carries no usage: the server does not honour "
                     "stream_options.continuous_usage_stats, so its tokens cannot be timed",
                 )
             return
-        new_tokens = self._new_tokens(chunk.usage)
-        if new_tokens > 0 and not chunk.choices:
+        new_tokens = self._new_tokens(counts)
+        if new_tokens > 0 and not chunk.choices and chunk.meta_info is None:
             raise StreamError(
                 "protocol",
                 f"the summary chunk counts {new_tokens} tokens that no streamed chunk carried",
             )
-        if self.first_token_mono_ns is None and (new_tokens > 0 or has_text):
-            self.first_token_mono_ns = mono_ns
-        elif new_tokens == 0:
+        if new_tokens == 0 and (self.first_token_mono_ns is not None or not chunk.has_token()):
             return
+        if self.first_token_mono_ns is None:
+            self.first_token_mono_ns = mono_ns
         self.chunk_mono_ns.append(mono_ns)
         self.chunk_tokens.append(new_tokens)
 
-    def _new_tokens(self, usage: _Usage) -> int:
+    def _new_tokens(self, usage: _Counts) -> int:
         new_tokens = usage.completion_tokens - (self.completion_tokens or 0)
         if new_tokens < 0 or usage.prompt_tokens < 0:
             raise StreamError(

@@ -1,27 +1,28 @@
-"""What one load process is told: the plan file and the schedule it replays.
+"""What one load process is told: the plan file, and the schedule that it names.
 
 The plan is one JSON object; the schedule has one ``core.Request`` a line, in the order of
 ``planned_s``, and is fixed before the run. A request leaves at
 ``start_mono_ns + planned_s / time_scale * 1e9`` on CLOCK_MONOTONIC, whatever became of the ones
-before it. Everything is read and checked here, before a socket is opened; what is wrong is refused
-with the file, the line or key, and what would be right.
+before it. With ``concurrency`` the loop is closed instead (``harness.load.replay``). Everything is
+read and checked here, before a socket is opened; what is wrong is refused with the file, the line
+or key, and what would be right.
 """
 
-import difflib
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from harness.core import Request, ScenarioError
-from harness.load.prompts import MAX_PROMPT_TOKENS
+from harness.core import ScenarioError
+from harness.load.schedule import read_schedule, refuse_unknown, write_schedule
 
-#: A plan is a few hundred bytes, a schedule line some kilobytes of prefix hashes at the most.
+__all__ = ["Plan", "load_plan", "read_schedule", "write_plan", "write_schedule"]
+
+#: A plan is a few hundred bytes.
 MAX_PLAN_BYTES = 1 << 20
-MAX_LINE_BYTES = 4 << 20
+MAX_WORKERS = 64
 
 #: Printable ASCII, so that neither header nor request line can be broken out of.
 _Token = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[!-~]+$")]
@@ -29,7 +30,14 @@ _Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The plan file. Relative paths are relative to the file that names them."""
+    """The plan file. Relative paths are relative to the file that names them.
+
+    ``workers`` load processes on this host and ``remote_workers`` that are started elsewhere share
+    the schedule; with more than one of both, or with ``web_fd``, a Locust master drives them.
+    Worker k appends to ``spool_path`` with ``-k`` before its suffix, a single one to the path as it
+    is; ``samples_path`` likewise. ``token`` is what a remote worker must know; ``web_fd`` is an
+    inherited socket that listens for Locust's web UI.
+    """
 
     host: _Token
     port: Annotated[int, Meta(ge=1, le=65535)]
@@ -41,21 +49,33 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     spool_path: _Text
     salt: _Text
     request_timeout_s: Annotated[float, Meta(gt=0, le=86400)]
+    keep_alive: bool = False
+    concurrency: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
+    think_time_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    workers: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] = 1
+    remote_workers: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] = 0
+    bind_host: _Token = "127.0.0.1"
+    bind_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    token: _Token | None = None
+    web_fd: Annotated[int, Meta(ge=0)] | None = None
+    samples_path: _Text | None = None
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers + self.remote_workers
+
+    @property
+    def distributed(self) -> bool:
+        """Whether a master drives workers; else one process does all."""
+        return self.num_workers > 1 or self.remote_workers > 0 or self.web_fd is not None
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A schedule line: ``core.Request`` with bounds on every field."""
-
-    rid: Annotated[str, Meta(min_length=1, max_length=256)]
-    index: Annotated[int, Meta(ge=0)]
-    planned_s: Annotated[float, Meta(ge=0, le=1e9)]
-    input_tokens: Annotated[int, Meta(ge=1, le=MAX_PROMPT_TOKENS)]
-    output_tokens: Annotated[int, Meta(ge=1, le=MAX_PROMPT_TOKENS)]
-    hash_ids: tuple[int, ...] = ()
-    cached_tokens: Annotated[int, Meta(ge=0)] = 0
-
-
-_LINE_KEYS = tuple(field.name for field in fields(Request))
+def worker_path(path: str, worker: int, workers: int) -> str:
+    """Where worker ``worker`` of ``workers`` writes what a single one would write to ``path``."""
+    if workers == 1:
+        return path
+    whole = Path(path)
+    return str(whole.with_name(f"{whole.stem}-{worker}{whole.suffix}"))
 
 
 def load_plan(path: Path) -> Plan:
@@ -67,52 +87,39 @@ def load_plan(path: Path) -> Plan:
         raise ScenarioError(f"{path}: not a JSON document: {error}.") from error
     if not isinstance(raw, dict):
         raise ScenarioError(
-            f"{path}: a plan is a JSON object with the keys {_listed(_plan_keys())}."
+            f"{path}: a plan is a JSON object with the keys {', '.join(_plan_keys())}."
         )
-    _refuse_unknown(raw, _plan_keys(), str(path))
+    refuse_unknown(raw, _plan_keys(), str(path))
     try:
         plan = msgspec.convert(raw, Plan)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{path}: {error}.") from error
+    _check(plan, path)
     beside = path.absolute().parent
     return msgspec.structs.replace(
         plan,
         schedule_path=str(beside / plan.schedule_path),
         spool_path=str(beside / plan.spool_path),
+        samples_path=None if plan.samples_path is None else str(beside / plan.samples_path),
     )
 
 
-def read_schedule(path: Path) -> tuple[Request, ...]:
-    """Every planned request of a JSONL schedule, in order.
-
-    Raises ScenarioError naming ``file:line`` for a line that is empty, malformed, out of order or
-    repeats a rid or an index, and for a schedule without any line.
-    """
-    requests: list[Request] = []
-    rids: set[str] = set()
-    indexes: set[int] = set()
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), 1):
-                request = _parse_line(line, f"{path}:{number}")
-                if requests and request.planned_s < requests[-1].planned_s:
-                    raise ScenarioError(
-                        f"{path}:{number}: planned_s {request.planned_s} is before the line above "
-                        f"({requests[-1].planned_s}); a schedule is sorted by planned_s."
-                    )
-                if request.rid in rids or request.index in indexes:
-                    raise ScenarioError(
-                        f"{path}:{number}: rid {request.rid!r} or index {request.index} occurs "
-                        "twice; both name one request."
-                    )
-                rids.add(request.rid)
-                indexes.add(request.index)
-                requests.append(request)
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot read the schedule: {error.strerror}.") from error
-    if not requests:
-        raise ScenarioError(f"{path}: the schedule is empty; it needs one request a line.")
-    return tuple(requests)
+def _check(plan: Plan, path: Path) -> None:
+    """What keys say together. Raises ScenarioError."""
+    fault = None
+    if plan.num_workers == 0:
+        fault = "'workers' is 0 and there are no 'remote_workers'; nobody would send a request"
+    elif plan.num_workers > MAX_WORKERS:
+        fault = f"'workers' and 'remote_workers' are more than {MAX_WORKERS} together"
+    elif plan.concurrency is not None and plan.concurrency < plan.num_workers:
+        fault = (
+            f"'concurrency' {plan.concurrency} is less than the {plan.num_workers} workers that "
+            "share it; take fewer workers"
+        )
+    elif plan.remote_workers and plan.token is None:
+        fault = "'remote_workers' need a 'token' that they know too"
+    if fault is not None:
+        raise ScenarioError(f"{path}: {fault}.")
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -121,50 +128,8 @@ def write_plan(plan: Plan, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
 
 
-def write_schedule(requests: tuple[Request, ...], path: Path) -> None:
-    """Write ``requests`` as the JSONL file that ``read_schedule`` reads."""
-    encode = msgspec.json.Encoder().encode
-    with path.open("wb") as lines:
-        lines.writelines(encode(request) + b"\n" for request in requests)
-
-
-def _parse_line(line: bytes, place: str) -> Request:
-    if not line.endswith(b"\n") and len(line) >= MAX_LINE_BYTES:
-        raise ScenarioError(f"{place}: the line is longer than {MAX_LINE_BYTES} bytes.")
-    if not line.strip():
-        raise ScenarioError(f"{place}: the line is empty; a schedule has one request a line.")
-    try:
-        fields_of_line = msgspec.json.decode(line, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _explain_line(line, place)
-        raise ScenarioError(f"{place}: {error}.") from error
-    return Request(*(getattr(fields_of_line, key) for key in _LINE_KEYS))
-
-
-def _explain_line(line: bytes, place: str) -> None:
-    """Name the nearest key when that is what is wrong with a line that did not decode."""
-    try:
-        raw = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{place}: not a JSON object: {error}.") from error
-    if isinstance(raw, dict):
-        _refuse_unknown(raw, _LINE_KEYS, place)
-
-
-def _refuse_unknown(raw: dict[str, object], known: tuple[str, ...], place: str) -> None:
-    for key in raw:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {_listed(known)}."
-            raise ScenarioError(f"{place}: unknown key {key!r}; {hint}")
-
-
 def _plan_keys() -> tuple[str, ...]:
     return Plan.__struct_fields__
-
-
-def _listed(keys: tuple[str, ...]) -> str:
-    return ", ".join(keys)
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -18,6 +18,10 @@ these are the hash id's digits to the base of 90,000, each shifted by the salt, 
 hash id has its own and salts differ. The rest of a block is a window of the pool:
 
     block(salt, h) = digits(h + shift(salt)) + pool(salt)[offset(salt, h) : ... + 508]
+    offset(salt, h) = the upper 16 bits of (h + start(salt)) * 0x9E3779B97F4A7C15 mod 2^64
+
+No prompt is ever put together: it is told in pieces, which are views of the pool and of the four
+ids a block. A request of a million tokens, 6 MB on the wire, holds 50 KB while it is sent.
 """
 
 import hashlib
@@ -25,6 +29,9 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.block_keys import HASH_ID_TOKENS
 
@@ -35,25 +42,47 @@ TOKEN_BYTES = 6
 MAX_PROMPT_TOKENS = 1_000_000
 
 UNIQUE_TOKENS = 4
+_HEAD_BYTES = UNIQUE_TOKENS * TOKEN_BYTES
 #: Windows begin at one of this many places in the pool.
 NUM_OFFSETS = 65_536
 #: Coprime to 90,000 = 2^4 3^2 5^4, so that its multiples step through every id.
 _STEP = 7_919
+#: 2^64 over the golden ratio: multiplying by it spreads neighbours over the whole range.
+_SPREAD = 0x9E37_79B9_7F4A_7C15
+_SIXTY_FOUR_BITS = 0xFFFF_FFFF_FFFF_FFFF
+_PLACES = np.array([10_000, 1_000, 100, 10, 1])
 #: Ids formatted at a time, which bounds the memory that building a pool takes.
 _BLOCK_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A prompt as the inside of a JSON array: the unique ids and a window of the shared text; of
-    a prompt with hash ids all is in a window of its own."""
+    """A prompt as the inside of a JSON array, in parts: each has ids of its own and a window of
+    the pool behind them. ``heads`` holds the ids of all parts, ``_HEAD_BYTES`` each."""
 
-    head: bytes
-    window: memoryview
+    num_tokens: int
+    heads: memoryview
+    offsets: list[int]
+    pool: memoryview
 
     @property
     def num_bytes(self) -> int:
-        return len(self.head) + len(self.window)
+        return TOKEN_BYTES * self.num_tokens - 1
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes of the prompt in order, as views."""
+        left = self.num_tokens * TOKEN_BYTES
+        last = len(self.offsets) - 1
+        for at, offset in enumerate(self.offsets):
+            num_bytes = left if at == last else HASH_ID_TOKENS * TOKEN_BYTES
+            left -= num_bytes
+            # Every id has a comma behind it, but for the prompt's last.
+            end = num_bytes - (at == last)
+            head_at = at * _HEAD_BYTES
+            yield self.heads[head_at : head_at + min(_HEAD_BYTES, end)]
+            if end > _HEAD_BYTES:
+                first = offset * TOKEN_BYTES
+                yield self.pool[first : first + end - _HEAD_BYTES]
 
 
 class PromptPool:
@@ -75,83 +104,66 @@ class PromptPool:
         return len(self._text)
 
     def text(self, index: int, num_tokens: int, hash_ids: Sequence[int] = ()) -> PromptText:
-        """The prompt of request ``index`` for the wire; ``head + window`` is 6 n - 1 bytes."""
+        """The prompt of request ``index`` for the wire, 6 n - 1 bytes."""
         _check_length(num_tokens)
         assert num_tokens <= self._max_tokens, "the pool is built for the longest prompt"
-        if hash_ids:
-            return PromptText(b"", self._blocks(index, num_tokens, hash_ids))
-        return self._windowed(*_unique_ids(self._salt, index), num_tokens)
-
-    def _windowed(self, unique: list[int], offset: int, num_tokens: int) -> PromptText:
-        head = ",".join(map(str, unique[:num_tokens])).encode()
-        shared_tokens = num_tokens - UNIQUE_TOKENS
-        if shared_tokens <= 0:
-            return PromptText(head, self._text[:0])
-        first = offset * TOKEN_BYTES
-        window = self._text[first : first + shared_tokens * TOKEN_BYTES - 1]
-        return PromptText(head + b",", window)
-
-    def _blocks(self, index: int, num_tokens: int, hash_ids: Sequence[int]) -> memoryview:
-        shifts = _shifts(self._salt)
-        pieces: list[bytes | memoryview] = []
-        for hash_id, tokens in _parts(num_tokens, hash_ids):
-            named = (
-                _unique_ids(self._salt, index)
-                if hash_id is None
-                else _block_ids(self._salt, shifts, hash_id)
-            )
-            text = self._windowed(*named, tokens)
-            pieces += [b",", text.head, text.window]
-        return memoryview(b"".join(pieces[1:]))
+        named = _named(num_tokens, hash_ids)
+        text = b""
+        offsets: list[int] = []
+        if named:
+            heads, offsets = _block_heads(self._salt, named)
+            digits = np.full((*heads.shape, TOKEN_BYTES), ord(","), np.uint8)  # (blocks, 4, 6)
+            digits[:, :, :-1] = heads[:, :, np.newaxis] // _PLACES % 10 + ord("0")
+            text = digits.tobytes()
+        if num_tokens > HASH_ID_TOKENS * len(named):
+            unique, offset = _unique_ids(self._salt, index)
+            text += b"%d,%d,%d,%d," % tuple(unique)
+            offsets.append(offset)
+        return PromptText(num_tokens, memoryview(text), offsets, self._text)
 
 
 def prompt_ids(salt: str, index: int, num_tokens: int, hash_ids: Sequence[int] = ()) -> list[int]:
     """The ids of the prompt that ``PromptPool(salt, ...).text(...)`` writes."""
     _check_length(num_tokens)
-    shifts, own = _shifts(salt), _unique_ids(salt, index)
-    pieces = [
-        (*(own if hash_id is None else _block_ids(salt, shifts, hash_id)), tokens)
-        for hash_id, tokens in _parts(num_tokens, hash_ids)
-    ]
-    reaching = [offset + tokens for _, offset, tokens in pieces if tokens > UNIQUE_TOKENS]
-    pool_tokens = max(reaching, default=0)
+    named = _named(num_tokens, hash_ids)
+    heads: list[list[int]] = []
+    offsets: list[int] = []
+    if named:
+        block_heads, offsets = _block_heads(salt, named)
+        heads = block_heads.tolist()
+    if num_tokens > HASH_ID_TOKENS * len(named):
+        unique, offset = _unique_ids(salt, index)
+        heads.append(unique)
+        offsets.append(offset)
+    last = len(offsets) - 1
+    tokens = [HASH_ID_TOKENS] * last + [num_tokens - HASH_ID_TOKENS * last]
+    parts = list(zip(offsets, tokens, strict=True))
+    pool_tokens = max((start + count for start, count in parts if count > UNIQUE_TOKENS), default=0)
     pool = [token for block in _pool_blocks(salt, pool_tokens) for token in block]
     ids: list[int] = []
-    for unique, offset, tokens in pieces:
-        ids += unique[:tokens] + pool[offset : offset + max(0, tokens - UNIQUE_TOKENS)]
+    for head, offset, count in zip(heads, offsets, tokens, strict=True):
+        ids += head[:count] + pool[offset : offset + max(0, count - UNIQUE_TOKENS)]
     return ids
 
 
-def _parts(num_tokens: int, hash_ids: Sequence[int]) -> Iterator[tuple[int | None, int]]:
-    """The prompt's hash ids with the tokens of each, and last, under None, the tokens left."""
-    left = num_tokens
-    for hash_id in hash_ids:
-        if left <= 0:
-            return
-        yield hash_id, min(left, HASH_ID_TOKENS)
-        left -= HASH_ID_TOKENS
-    if left > 0:
-        yield None, left
+def _named(num_tokens: int, hash_ids: Sequence[int]) -> Sequence[int]:
+    """The hash ids that a prompt of ``num_tokens`` has room for, the last perhaps in part."""
+    return hash_ids[: -(-num_tokens // HASH_ID_TOKENS)]
 
 
-def _shifts(salt: str) -> list[int]:
-    """What the salt adds to each of a block's first ids."""
+def _block_heads(salt: str, hash_ids: Sequence[int]) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """The blocks' own first ids (blocks, 4) and the offset of each block's window."""
     digest = hashlib.sha256(f"{salt}\0blocks".encode()).digest()
-    return [
-        int.from_bytes(digest[8 * at : 8 * at + 8], "little") % NUM_IDS
-        for at in range(UNIQUE_TOKENS)
-    ]
-
-
-def _block_ids(salt: str, shifts: list[int], hash_id: int) -> tuple[list[int], int]:
-    """The block's own first ids and the offset of its window."""
-    digest = hashlib.sha256(f"{salt}\0block {hash_id}".encode()).digest()
-    left = hash_id & 0xFFFF_FFFF_FFFF_FFFF
-    ids = []
-    for shift in shifts:
-        left, digit = divmod(left, NUM_IDS)
-        ids.append(FIRST_ID + (digit + shift) % NUM_IDS)
-    return ids, int.from_bytes(digest[:8], "little") % NUM_OFFSETS
+    *shifts, start = (
+        int.from_bytes(digest[at : at + 6], "little") for at in range(0, 6 * UNIQUE_TOKENS + 6, 6)
+    )
+    left = np.array([hash_id & _SIXTY_FOUR_BITS for hash_id in hash_ids], np.uint64)
+    offsets = (left + np.uint64(start)) * np.uint64(_SPREAD) >> np.uint64(48)
+    heads = np.empty((len(hash_ids), UNIQUE_TOKENS), np.int64)
+    for at, shift in enumerate(shifts):
+        left, digits = np.divmod(left, np.uint64(NUM_IDS))
+        heads[:, at] = FIRST_ID + (digits + np.uint64(shift % NUM_IDS)) % np.uint64(NUM_IDS)
+    return heads, offsets.tolist()
 
 
 def _unique_ids(salt: str, index: int) -> tuple[list[int], int]:

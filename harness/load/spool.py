@@ -1,8 +1,8 @@
 """The client's spool: one JSON line for each planned request, written as soon as it ends.
 
 All ``*_mono_ns`` are CLOCK_MONOTONIC of this host. ``sent_mono_ns`` is taken right before the
-connection is opened, so that connecting is part of a request's latency. Null means that it did not
-happen; there is no 0 for "missing".
+request's first byte is handed to the kernel, over a connection that is there by then or could not
+be made. Null means that it did not happen; there is no 0 for "missing".
 """
 
 from pathlib import Path
@@ -16,12 +16,17 @@ from harness.load.completion import FailurePhase
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One request as the client saw it. ``chunk_tokens`` are the tokens new in each chunk."""
+    """One request as the client saw it. ``chunk_tokens`` are the tokens new in each chunk.
+
+    ``sent_again``: the server closed the kept connection on which the request left before a byte of
+    a response came, so a new connection carried it; ``sent_mono_ns`` is of the first time.
+    """
 
     rid: str
     index: int
     planned_mono_ns: int | None = None
     sent_mono_ns: int | None = None
+    sent_again: bool = False
     first_byte_mono_ns: int | None = None
     first_token_mono_ns: int | None = None
     end_mono_ns: int | None = None

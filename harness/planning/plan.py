@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.deployment import Deployment
+from harness.engine_traffic import traffic_notes
 from harness.planning.attribution import attribute
 from harness.planning.comparability import unequal_costs, unequal_sizes
 from harness.planning.economics import equal_cost, gpus, prices
@@ -190,6 +191,9 @@ class Plan:
         """What the figures rest on, where that is not a key of the scenario."""
         scenario = self.scenario
         notes = list(left_out(scenario))
+        deployments = {name: one.deployment for name, one in self.solved.items()}
+        models = {name: one.model for name, one in self.solved.items()}
+        notes += traffic_notes(scenario, deployments, models)
         if scenario.prefix.model != "none" and not all(
             one.profile.has_cached_axis for one in scenario.hardware.values()
         ):

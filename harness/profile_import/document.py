@@ -77,10 +77,16 @@ def write_profile(file: ProfileFile, path: Path, *, overwrite: bool) -> Profile:
 def profile_text(file: ProfileFile) -> str:
     """JSON with a point a line, so that differences can be read."""
     content = file.model_dump(mode="json")
+    for key in ("release", "measurement"):  # of measured profiles only
+        if content[key] is None:
+            del content[key]
     lists = []
     for section in ("prefill", "decode"):
         if content[section] is not None:
-            rows = ",\n      ".join(json.dumps(row) for row in content[section]["points"])
+            rows = ",\n      ".join(
+                json.dumps({key: value for key, value in row.items() if value is not None})
+                for row in content[section]["points"]
+            )
             lists.append(f"[\n      {rows}\n    ]")
             content[section]["points"] = []
     head, *tails = json.dumps(content, indent=2).split('"points": []')

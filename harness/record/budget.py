@@ -7,6 +7,9 @@ Every term is a difference of two instants of one process, wall seconds here; no
 by subtracting the clocks of two processes, so the residual checks the rest. ``transfer`` is the
 part that prefill does not hide: from the end of prefill to the receiver's acknowledgement, one
 return hop included. TTFT counts from the planned send. Missing is None.
+
+A real engine tells durations, not instants of this host's clock; they take the place of the
+differences, and hops between its servers are in the residual.
 """
 
 import itertools
@@ -15,7 +18,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.core import BUDGET_TERMS
-from harness.record.spool import ClientRow, DecodeSpan, GatewayRow, PrefillSpan
+from harness.record.spool import (
+    ClientRow,
+    DecodeSpan,
+    DecodeTimes,
+    GatewayRow,
+    PrefillSpan,
+    PrefillTimes,
+)
 
 TtftSource = Literal["decode", "prefill"]
 #: With ``ttft_source = "prefill"`` the first token overtakes its KV: these are not on its path.
@@ -27,13 +37,16 @@ class TokenTimes:
     """When tokens reached the client, wall seconds.
 
     ``itl_*`` are per token: the tokens of one chunk share the gap before it evenly.
-    ``chunk_gap_max_s`` is the longest silence between chunks, whatever they carried.
+    ``chunk_gap_*`` are the silences between chunks, whatever they carried, and ``token_chunks``
+    counts the chunks that carried tokens.
     """
 
     tpot_s: float | None = None
     itl_p50_s: float | None = None
     itl_max_s: float | None = None
+    chunk_gap_p50_s: float | None = None
     chunk_gap_max_s: float | None = None
+    token_chunks: int | None = None
     second_token_mono_ns: int | None = None
 
 
@@ -50,6 +63,8 @@ def budget_terms(
     """The terms in wall seconds by name, in the order of ``BUDGET_TERMS``."""
     prefill = gateway.prefill or PrefillSpan()
     decode = gateway.decode or DecodeSpan()
+    of_prefill = gateway.prefill_times or PrefillTimes()
+    of_decode = gateway.decode_times or DecodeTimes()
     # Where a slot was reserved before the transfer, nothing waits for it after landing.
     slot_ns = decode.granted_mono_ns
     if slot_ns is not None and decode.landed_mono_ns is not None:
@@ -65,6 +80,14 @@ def budget_terms(
         "return": between_s(gateway.first_chunk_mono_ns, gateway.first_written_mono_ns),
     }
     assert tuple(terms) == BUDGET_TERMS
+    told = {
+        "prefill_queue": of_prefill.queue_s,
+        "prefill": of_prefill.prefill_s,
+        "transfer": of_prefill.transfer_s,
+        "decode_admission": of_decode.admission_s,
+        "first_token": of_decode.first_token_s,
+    }
+    terms.update({name: value for name, value in told.items() if value is not None})
     if ttft_source == "prefill":
         terms.update(dict.fromkeys(_HIDDEN_FROM_PREFILL))
     return terms
@@ -94,7 +117,7 @@ def token_times(client: ClientRow) -> TokenTimes:
     ]
     total = sum(tokens for _, tokens in chunks)
     if total < 2:
-        return TokenTimes()
+        return TokenTimes(token_chunks=len(chunks) or None)
     seen, second_ns = 0, chunks[-1][0]
     for at_ns, tokens in chunks:
         seen += tokens
@@ -104,16 +127,18 @@ def token_times(client: ClientRow) -> TokenTimes:
     # Tokens that came together with the first one have no gap of their own.
     first_ns, last_ns = chunks[0][0], chunks[-1][0]
     gaps: list[float] = [0.0] * (chunks[0][1] - 1)
-    longest = 0.0
+    silences: list[float] = []
     for (before_ns, _), (at_ns, tokens) in itertools.pairwise(chunks):
         gap_s = (at_ns - before_ns) / 1e9
-        longest = max(longest, gap_s)
+        silences.append(gap_s)
         gaps.extend([gap_s / tokens] * tokens)
     tpot_s = (last_ns - first_ns) / 1e9 / (total - 1)
     return TokenTimes(
         tpot_s=tpot_s,
         itl_p50_s=statistics.median(gaps),
         itl_max_s=max(gaps),
-        chunk_gap_max_s=longest,
+        chunk_gap_p50_s=statistics.median(silences) if silences else None,
+        chunk_gap_max_s=max(silences, default=0.0),
+        token_chunks=len(chunks),
         second_token_mono_ns=second_ns,
     )

@@ -16,11 +16,14 @@ from harness.record.spool import (
     ClientRow,
     DecisionRow,
     DecodeSpan,
+    DecodeTimes,
     EngineRow,
     ExpectedRow,
     GatewayRow,
     LinkRow,
+    LoadRow,
     PrefillSpan,
+    PrefillTimes,
     SimulatedRow,
     SpoolError,
     WorkerRow,
@@ -157,7 +160,9 @@ def _client_columns(view: CellView, request: Request, client: ClientRow | None) 
         "tpot_s": view.scenario_s(tokens.tpot_s),
         "itl_p50_s": view.scenario_s(tokens.itl_p50_s),
         "itl_max_s": view.scenario_s(tokens.itl_max_s),
+        "chunk_gap_p50_s": view.scenario_s(tokens.chunk_gap_p50_s),
         "chunk_gap_max_s": view.scenario_s(tokens.chunk_gap_max_s),
+        "token_chunks": tokens.token_chunks,
         "e2e_s": view.scenario_s(between_s(planned_ns, client.end_mono_ns)),
         "end_s": view.since_start_s(client.end_mono_ns),
         "send_lag_wall_s": lag_wall_s,
@@ -175,6 +180,8 @@ def _client_columns(view: CellView, request: Request, client: ClientRow | None) 
 def _gateway_columns(view: CellView, gateway: GatewayRow) -> dict[str, Any]:
     prefill = gateway.prefill or PrefillSpan()
     decode = gateway.decode or DecodeSpan()
+    of_prefill = gateway.prefill_times or PrefillTimes()
+    of_decode = gateway.decode_times or DecodeTimes()
     received = decode.kv_wire_bytes_received
     return {
         "threshold_tokens": gateway.threshold_tokens,
@@ -182,8 +189,14 @@ def _gateway_columns(view: CellView, gateway: GatewayRow) -> dict[str, Any]:
         "decode_instance": gateway.decode_instance,
         "crosses": gateway.crosses,
         "retries": gateway.retries,
-        "actual_cached_tokens": decode.cached_tokens,
-        "prefill_cached_tokens": prefill.cached_tokens,
+        "actual_cached_tokens": decode.cached_tokens if gateway.decode else of_decode.cached_tokens,
+        "prefill_cached_tokens": (
+            prefill.cached_tokens if gateway.prefill else of_prefill.cached_tokens
+        ),
+        "prefill_prompt_tokens": of_prefill.prompt_tokens,
+        "retractions": of_decode.retractions,
+        "decode_prefilled": of_decode.prefilled,
+        "output_digest": gateway.output_digest,
         "fetched_tokens": prefill.fetched_tokens,
         "resident_tokens": decode.resident_tokens,
         "prefill_start_s": view.since_start_s(prefill.start_mono_ns),
@@ -242,7 +255,8 @@ def _expected_columns(view: CellView, request: Request, gateway: GatewayRow) -> 
     if expected is not None:
         columns |= _expected_bytes(view, expected, gateway)
         # The times are of whole prompts: with a prefix cached there is none to compare with.
-        if instance is not None and not (gateway.prefill and gateway.prefill.cached_tokens):
+        told = gateway.prefill or gateway.prefill_times
+        if instance is not None and not (told and told.cached_tokens):
             columns["profile_prefill_s"] = expected.prefill_s.get(instance.hardware)
     if simulated is not None:
         columns["modelled_ttft_s"] = simulated.ttft_s
@@ -326,6 +340,27 @@ def join_engines(view: CellView, rows: Iterable[EngineRow]) -> list[dict[str, An
             **asdict(row),
         }
         for row in rows
+    ]
+
+
+def join_load(view: CellView, rows: Iterable[LoadRow]) -> list[dict[str, Any]]:
+    """Samples of the load workers, in order of time; durations are wall time."""
+    return [
+        {
+            **view.key,
+            "mono_ns": row.mono_ns,
+            "t_s": view.since_start_s(row.mono_ns),
+            "worker": row.worker,
+            "sent": row.sent,
+            "completed": row.completed,
+            "failed": row.failed,
+            "in_flight": row.in_flight,
+            "lag_max_wall_s": row.lag_max_s,
+            "loop_delay_max_wall_s": row.loop_delay_max_s,
+            "cpu_wall_s": row.cpu_s,
+            "rss_bytes": row.rss_bytes,
+        }
+        for row in sorted(rows, key=lambda row: row.mono_ns)
     ]
 
 

@@ -92,6 +92,15 @@ class Manifest:
     link_changes: tuple[dict[str, Any], ...] = ()
     link_failures: tuple[str, ...] = ()
     link_notes: tuple[str, ...] = ()
+    #: Figures of the client against a server of known truth, or why it was not tried; null: never
+    #: asked. Then each load worker of each cell with its clock, and in words those that were lost
+    #: and the clocks that moved.
+    load_self_test: dict[str, Any] | None = None
+    load_workers: tuple[dict[str, Any], ...] = ()
+    load_workers_lost: tuple[str, ...] = ()
+    load_clock_faults: tuple[str, ...] = ()
+    #: How many requests, their SHA-256, and how bursty they are beside what was intended.
+    schedule: dict[str, Any] | None = None
     models: dict[str, DeploymentModel] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
@@ -178,6 +187,14 @@ class RunDirectory:
     def spool_path(self, cell: Cell, name: str) -> Path:
         """One spool file, such as ``client`` or ``gateway``, of one deployment and repeat."""
         return self.cell_path(cell) / f"{name}.jsonl"
+
+    def client_paths(self, cell: Cell, name: str = "client") -> tuple[Path, ...]:
+        """The spools of all load workers of a cell; the one of a single worker has no number."""
+        several = sorted(
+            self.cell_path(cell).glob(f"{name}-*.jsonl"),
+            key=lambda path: (len(path.name), path.name),
+        )
+        return tuple(several) or (self.spool_path(cell, name),)
 
     def simulated_path(self, deployment: str) -> Path:
         """The simulation of the schedule on one deployment, one JSON line a request."""

@@ -84,6 +84,31 @@ class DecodeSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillTimes:
+    """What a real prefill server says of one request, durations by its own clock."""
+
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    transfer_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    first_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTimes:
+    """What a real decode server says of one request, durations by its own clock; ``prefilled``:
+    whether it ran a prefill itself."""
+
+    admission_s: float | None = None
+    first_token_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    retractions: int | None = None
+    prefilled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayRow:
     """A request as the gateway saw it, with the spans that its workers reported."""
 
@@ -104,6 +129,11 @@ class GatewayRow:
     retries: int | None = None
     prefill: PrefillSpan | None = None
     decode: DecodeSpan | None = None
+    #: In place of the spans, of engines whose clock is not the host's.
+    prefill_times: PrefillTimes | None = None
+    decode_times: DecodeTimes | None = None
+    #: XXH3 of the ids that were answered, as JSON.
+    output_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +178,8 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """One sample of an instance; ``busy_s_total`` is wall time since its process started."""
+    """One sample of an instance; ``busy_s_total`` is wall time since its process started, and the
+    ``kv_*_total`` are what a real prefill server counts."""
 
     mono_ns: int
     instance: str
@@ -156,6 +187,25 @@ class EngineRow:
     queued: int | None = None
     running: int | None = None
     busy_s_total: float | None = None
+    kv_sent_wire_bytes_total: int | None = None
+    kv_transfers_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRow:
+    """One sample of a load worker, in wall seconds; counts and ``cpu_s`` are since its start, the
+    maxima since its last sample."""
+
+    mono_ns: int
+    worker: int
+    sent: int | None = None
+    completed: int | None = None
+    failed: int | None = None
+    in_flight: int | None = None
+    lag_max_s: float | None = None
+    loop_delay_max_s: float | None = None
+    cpu_s: float | None = None
+    rss_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

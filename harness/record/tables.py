@@ -27,6 +27,7 @@ from harness.record.join import (
     join_decisions,
     join_engines,
     join_link,
+    join_load,
     join_requests,
 )
 from harness.record.run_directory import Cell, RunDirectory, write_atomically
@@ -37,6 +38,7 @@ from harness.record.spool import (
     ExpectedRow,
     GatewayRow,
     LinkRow,
+    LoadRow,
     Row,
     SimulatedRow,
     SpoolError,
@@ -47,7 +49,7 @@ from harness.record.spool import (
 
 #: 2: a decision has all its inputs, a request its retries.
 TABLES_VERSION = 2
-TableName = Literal["requests", "link", "engines", "decisions", "simulated"]
+TableName = Literal["requests", "link", "engines", "decisions", "simulated", "load"]
 WORKERS = ("worker-prfaas", "worker-pd")
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 
@@ -64,10 +66,14 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_INT, "index input_tokens output_tokens cached_tokens threshold_tokens"),
         *_columns(_INT, "prompt_tokens completion_tokens http_status actual_cached_tokens"),
         *_columns(_INT, "prefill_cached_tokens fetched_tokens resident_tokens retries"),
+        *_columns(_INT, "prefill_prompt_tokens retractions"),
+        ("decode_prefilled", pa.bool_()),
+        *_columns(_TEXT, "output_digest"),
         *_columns(_TEXT, "prefill_instance prefill_cluster prefill_hardware decode_instance"),
         ("crosses", pa.bool_()),
         *_columns(_FLOAT, "planned_s ttft_s time_to_second_token_s tpot_s itl_p50_s itl_max_s"),
-        *_columns(_FLOAT, "chunk_gap_max_s e2e_s end_s"),
+        *_columns(_FLOAT, "chunk_gap_p50_s chunk_gap_max_s e2e_s end_s"),
+        ("token_chunks", _INT),
         *_columns(_FLOAT, " ".join(f"{term}_s" for term in BUDGET_TERMS)),
         *_columns(_FLOAT, "residual_s residual_wall_s send_lag_wall_s planned_error_wall_s"),
         *_columns(_FLOAT, "prefill_start_s prefill_end_s granted_s decode_end_s"),
@@ -105,6 +111,7 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_TEXT, "instance role"),
         *_columns(_INT, "queued running"),
         *_columns(_FLOAT, "busy_s"),
+        *_columns(_INT, "kv_sent_wire_bytes_total kv_transfers_total"),
     ],
     "decisions": [
         *_CELL,
@@ -134,6 +141,14 @@ COLUMNS: dict[TableName, list[tuple[str, pa.DataType]]] = {
         *_columns(_FLOAT, "copy_s"),
         *_columns(_TEXT, "instance reason"),
         *_columns(_FLOAT, "retry_after_s"),
+    ],
+    "load": [
+        *_CELL,
+        *_columns(_INT, "mono_ns"),
+        *_columns(_FLOAT, "t_s"),
+        *_columns(_INT, "worker sent completed failed in_flight"),
+        *_columns(_FLOAT, "lag_max_wall_s loop_delay_max_wall_s cpu_wall_s"),
+        *_columns(_INT, "rss_bytes"),
     ],
     "simulated": [
         ("deployment", _TEXT),
@@ -212,6 +227,7 @@ def compact(run: RunDirectory) -> Compaction:
             tables["requests"] += join_requests(view, schedule, reader.cell_rows(cell))
             tables["link"] += join_link(view, reader.cell(cell, "link", LinkRow))
             tables["engines"] += join_engines(view, reader.cell(cell, "engines", EngineRow))
+            tables["load"] += join_load(view, reader.load(cell))
             tables["decisions"] += join_decisions(view, reader.cell(cell, "decisions", DecisionRow))
         except OverflowError as error:
             raise SpoolError(f"{run.cell_path(cell)}: a spool has a number too large") from error
@@ -249,12 +265,25 @@ class _Reader:
         never_began = cell.start_mono_ns is None
         return self.rows(self.run.spool_path(cell, name), row, optional=optional or never_began)
 
+    def load(self, cell: Cell) -> tuple[LoadRow, ...]:
+        """Samples of all load workers; where there are none the client's rows are all there is."""
+        paths = self.run.client_paths(cell, "load")
+        return tuple(row for path in paths for row in self.rows(path, LoadRow, optional=True))
+
+    def client(self, cell: Cell) -> tuple[ClientRow, ...]:
+        """The rows of all load workers."""
+        paths = self.run.client_paths(cell)
+        never_began = cell.start_mono_ns is None
+        return tuple(
+            row for path in paths for row in self.rows(path, ClientRow, optional=never_began)
+        )
+
     def cell_rows(self, cell: Cell) -> CellRows:
         client_path = self.run.spool_path(cell, "client")
         gateway_path = self.run.spool_path(cell, "gateway")
         return CellRows(
             client_path,
-            by_rid(client_path, self.cell(cell, "client", ClientRow)),
+            by_rid(client_path, self.client(cell)),
             by_rid(gateway_path, self.cell(cell, "gateway", GatewayRow)),
             # A worker keeps its own rows where the gateway may not have learnt its spans.
             tuple(

@@ -77,6 +77,9 @@ class TestbedTable(Table):
     """Ask for a real-time priority for workers, gateway and load; root gets it."""
     request_timeout: PositiveDuration = Field(default="600s", validate_default=True)
     """In scenario time, like every duration here."""
+    self_test: bool = True
+    """Before the run try the load against a server of known truth, and refuse to run where it
+    cannot keep its schedule."""
 
 
 class GatewayTable(Table):

@@ -7,6 +7,8 @@ from pydantic import Field
 from harness.attention import DEFAULT_KV_DTYPE, KvDtype
 from harness.scenario_tables.table import Table
 from harness.scenario_values import (
+    ByteSize,
+    Duration,
     FreePrice,
     PathText,
     PositiveDuration,
@@ -17,6 +19,21 @@ from harness.scenario_values import (
 )
 
 MAX_REQUESTS = 1_000_000
+#: Keys of [load] and [workload] that only a load with a rate has.
+OPEN_LOOP_KEYS = ("rate_req_per_s", "duration")
+ARRIVAL_KEYS = (
+    "arrivals",
+    "cv",
+    "on_duration",
+    "off_duration",
+    "on_rate_multiple",
+    "states",
+    "shape",
+    "rate_scale",
+    "trace_time_scale",
+)
+#: Sockets and greenlets of one host.
+MAX_CONCURRENCY = 65_536
 
 
 class ModelTable(Table):
@@ -24,6 +41,8 @@ class ModelTable(Table):
     """Architecture file (JSON), relative to the scenario file."""
     kv_dtype: KvDtype = DEFAULT_KV_DTYPE
     """Type of the KV that is held and moved; a recurrent state is fp32 with either."""
+    weights: ByteSize | None = None
+    """Bytes of the weights as they are loaded, "315GB"; with nodes, whether they fit."""
 
 
 class HardwareTable(Table):
@@ -34,6 +53,71 @@ class HardwareTable(Table):
     """Price per GPU in any unit, where none in USD is known; only ratios count."""
     extrapolate: Literal["end_slope"] | None = None
     """How prefill costs go on beyond the profile's points; left out, such lengths are refused."""
+
+
+_Multiple = Annotated[float, Field(ge=0, le=1000)]
+
+
+class RateStateTable(Table):
+    rate_multiple: _Multiple
+    """Rate in this state relative to that in the others."""
+    mean_duration: StateDuration
+    """Mean of the exponential time in this state; then any other one follows, alike likely."""
+
+
+class ShapePointTable(Table):
+    at: Duration
+    multiple: _Multiple
+
+
+class SpikeTable(Table):
+    at: Duration
+    lasts: StateDuration
+    multiple: _Multiple
+    """Rate in the spike relative to that outside of it."""
+
+
+class DiurnalTable(Table):
+    period: StateDuration
+    peak_at: Duration
+    swing: Share
+    """The rate goes from 1 - swing to 1 + swing times its mean and back, as a sine."""
+
+
+class ShapeTable(Table):
+    """One of ``steps``, ``ramps``, ``spikes`` and ``diurnal``: how the rate changes in the run.
+    Multiples count relative to each other; the mean over the run is that of the load."""
+
+    steps: Annotated[list[ShapePointTable], Field(min_length=1, max_length=10_000)] | None = None
+    """The rate jumps at each point; the first value holds before, the last one after."""
+    ramps: Annotated[list[ShapePointTable], Field(min_length=2, max_length=10_000)] | None = None
+    """The rate is linear between points, and as at the first and the last one outside."""
+    spikes: Annotated[list[SpikeTable], Field(min_length=1, max_length=5_000)] | None = None
+    diurnal: DiurnalTable | None = None
+    repeat: StateDuration | None = None
+    """Steps, ramps or spikes begin again after this time."""
+
+
+class SessionsTable(Table):
+    """Conversations or agents. ``mu`` to ``max_tokens`` are the first prompts' lengths and
+    ``max_tokens`` bounds every prompt; load.rate_req_per_s counts turns."""
+
+    turns: Annotated[float, Field(ge=1, le=1000)]
+    """Turns of a session, on average."""
+    turns_law: Literal["geometric", "fixed"] = "geometric"
+    """geometric: at most ten times the mean. fixed: ``turns`` is whole."""
+    think_time: Duration
+    """Mean time between the planned times of two turns."""
+    think_cv: Annotated[float, Field(ge=0, le=20)] = 1.0
+    """Coefficient of variation of that time; 1 is exponential, 0 always the same."""
+    increment_tokens: Tokens
+    """New tokens of a later turn beside the reply before it, or their mean."""
+    increment_sigma: Annotated[float, Field(gt=0, le=20)] | None = None
+    """Increments are log-normal, cut to increment_min_tokens..increment_max_tokens."""
+    increment_min_tokens: Tokens | None = None
+    increment_max_tokens: Tokens | None = None
+    shared_tokens: Annotated[int, Field(ge=0, le=2**24)] = 0
+    """Beginning that all sessions share, in whole blocks of 512; less than min_tokens."""
 
 
 class WorkloadTable(Table):
@@ -51,8 +135,9 @@ class WorkloadTable(Table):
     """Output lengths are log-normal, cut to output_min_tokens..output_max_tokens."""
     output_min_tokens: Tokens | None = None
     output_max_tokens: Tokens | None = None
-    arrivals: Literal["gamma", "on_off"] = "gamma"
-    """gamma: renewals. on_off: the same, with a rate that alternates between two states."""
+    arrivals: Literal["gamma", "weibull", "on_off", "mmpp"] = "gamma"
+    """gamma, weibull: renewals with such gaps. on_off, mmpp: gamma gaps, with a rate that changes
+    between two states, or between ``states``."""
     cv: Annotated[float, Field(ge=0, le=20)] = 1.0
     """Coefficient of variation of the interarrival times; 1 is Poisson."""
     on_duration: StateDuration | None = None
@@ -60,9 +145,22 @@ class WorkloadTable(Table):
     off_duration: StateDuration | None = None
     on_rate_multiple: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Rate in the on state over the mean rate; the off rate follows from the mean."""
+    states: Annotated[list[RateStateTable], Field(min_length=2, max_length=100)] | None = None
+    shape: ShapeTable | None = None
+    """How the rate changes in the course of the run, laid over any arrivals."""
+    sessions: SessionsTable | None = None
+    """Requests are turns of conversations, and each prompt begins with the one before it."""
     trace: PathText | None = None
-    """Trace file, relative to the scenario file; replaces the lengths and the arrivals."""
-    trace_format: Literal["mooncake", "azure"] | None = None
+    """Trace, relative to the scenario file; replaces the lengths and the arrivals. min_tokens,
+    max_tokens, output_min_tokens and output_max_tokens then bound those of the trace."""
+    trace_format: Literal["mooncake", "azure", "burstgpt", "servegen", "run"] | None = None
+    trace_start: Duration | None = None
+    """Trace time at which the replay begins."""
+    trace_time_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Divides the trace's times, by default like rate_scale, which keeps every request. Where it
+    is more, requests are drawn from it so that the rate is still rate_scale times the trace's."""
+    outside_bounds: Literal["drop", "clip"] | None = None
+    """What becomes of a trace's request with a length outside the bounds; it is counted."""
     rate_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Multiplies the arrival rate, of a trace too, and keeps the shape of its bursts."""
 
@@ -73,6 +171,12 @@ class LoadTable(Table):
     duration: PositiveDuration | None = None
     """Bounds the run by time (trace time for a trace); num_requests then has no effect."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
+    """Closed loop: so many requests in flight; completions decide when the next one leaves."""
+    think_time: Duration | None = None
+    """Closed loop: how long after one request has ended the next one leaves; 0s by default."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Load processes that share the schedule, each a Locust worker; the records do not change."""
 
 
 class PrefixTable(Table):

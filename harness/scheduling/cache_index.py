@@ -14,7 +14,7 @@ reported meanwhile is kept and laid over the snapshot. A hit that is gone in tru
 recomputation by the instance, which looks for itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.core import EngineError, Instance
@@ -223,8 +223,11 @@ class CacheIndex:
         self._add(source, delta.added_states, self._state_shift)
         source.seq, source.after_snapshot = delta.seq, False
 
-    def _add(self, source: _Source, keys: Iterable[int], shift: int) -> None:
+    def _add(self, source: _Source, keys: Collection[int], shift: int) -> None:
         held, bits = self._held, (source.bit | source.cluster_bit) << shift
+        if held.keys().isdisjoint(keys):
+            held.update(dict.fromkeys(keys, bits))
+            return
         for key in keys:
             held[key] = held.get(key, 0) | bits
 

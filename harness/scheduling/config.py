@@ -10,19 +10,23 @@ request alone, and only guides the choice of a decode instance.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from harness.architecture import Architecture, FloatArray
+from harness.attention import Layer
 from harness.core import PRFAAS, Instance, ScenarioError
 from harness.deployment import Balancing, Deployment
 from harness.profile import Profile
 from harness.scenario import Scenario
 from harness.scheduling.scheduler_config import Link, SchedulerConfig, TransferTail
 from harness.settings import PrefixCache, Scheduling, Workload
+
+#: Rounding must not make a layer look shorter than the step between two.
+_SURELY = 1 + 1e-9
 
 
 def decode_batch(scenario: Scenario, deployment: Deployment) -> int:
@@ -57,11 +61,6 @@ def _decode_context_tokens(workload: Workload) -> float:
     """The middle of the workload's range of lengths, which for skewed lengths is above their mean
     and so errs on the slow side."""
     return (workload.min_tokens + workload.max_tokens + workload.output_tokens) / 2
-
-
-def no_transfer(_tokens: int, _prefill_s: float, _crosses: bool) -> float:
-    """A transfer that takes no time."""
-    return 0.0
 
 
 def transfer_tail_function(
@@ -113,9 +112,17 @@ def tail_function(
             left = left + of_window * float(min(input_tokens, tokens))
         return left
 
+    last_layer, most_of_layer = layers[-1], _most_of_layer(layers)
+
     def tail_s(
         input_tokens: int, resident_tokens: int, prefill_s: float, link: str | None
     ) -> float:
+        if layerwise:
+            # Where each layer is gone before the next is ready the last one is what is left.
+            most = most_of_layer(input_tokens, resident_tokens)
+            if most * len(layers) * _SURELY <= prefill_s * rates[link]:
+                last = last_layer.kv_bytes(input_tokens, resident_tokens)
+                return (prefill_s + last / rates[link]) - prefill_s + delays[link]
         left = left_bytes(input_tokens, resident_tokens)
         if layerwise:
             left_s = left / rates[link]
@@ -125,6 +132,19 @@ def tail_function(
         return sending_s + delays[link]
 
     return tail_s
+
+
+def _most_of_layer(layers: Sequence[Layer]) -> Callable[[int, int], int]:
+    """(input_tokens, resident_tokens) -> bytes that no layer exceeds."""
+    growing = max(one.growing_bytes_per_token for one in layers)
+    fixed = max(one.fixed_bytes for one in layers)
+    window = max(one.window_bytes_per_token for one in layers)
+    longest = max(one.window_tokens for one in layers)
+    if not window:
+        return lambda tokens, resident: growing * (tokens - resident) + fixed
+    return lambda tokens, resident: (
+        growing * (tokens - resident) + fixed + window * min(tokens, longest)
+    )
 
 
 def _from_each_on(sizes_bytes: Iterable[int]) -> FloatArray:

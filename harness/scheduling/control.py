@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from harness.core import Role
 from harness.scheduling.congestion import CongestionConfig, LinkEstimate, LinkSample
 from harness.scheduling.fleet import Cluster, Fleet
-from harness.scheduling.placement import earliest_slot
+from harness.scheduling.order import earliest_slot
 from harness.scheduling.roles import RoleChange, RoleControl, RolesConfig, Stages
 from harness.scheduling.scheduler_config import SchedulerConfig
 from harness.scheduling.threshold import (
@@ -38,22 +38,30 @@ class Control:
         }
         #: The links as of the last report or tick.
         self.links = {name: one.state(0.0) for name, one in self._estimates.items()}
+        #: Whether every link is, as of the last report or tick.
+        self.is_scarce = False
         self._threshold = _threshold_control(config)
         self._roles = _role_control(config)
+        self._watching = self._threshold if self.follows else None
+        #: Whether anybody looks at arrivals.
+        self.observes = self._watching is not None or self._roles is not None
 
     @property
     def threshold_tokens(self) -> int | None:
         """What is in force; None where no length decides."""
         return None if self._threshold is None else self._threshold.threshold_tokens
 
-    @property
-    def is_scarce(self) -> bool:
-        """Whether every link is, as of the last report or tick."""
-        return bool(self.links) and all(state.scarce for state in self.links.values())
-
     def is_up(self, cluster: str, now_s: float) -> bool:
         """Whether a PrfaaS cluster's link is not known to be down, by a policy that asks."""
         return not self.follows or not self._estimates[cluster].is_down(now_s)
+
+    def up(self, clusters: tuple[str, ...], now_s: float) -> tuple[str, ...]:
+        """Those of the PrfaaS clusters whose link is not known to be down."""
+        estimates = self._estimates
+        for name in clusters:
+            if estimates[name].is_down(now_s):
+                return tuple(one for one in clusters if not estimates[one].is_down(now_s))
+        return clusters
 
     def sample(
         self,
@@ -63,11 +71,16 @@ class Control:
         next_s: float | None = None,
     ) -> None:
         self.links[cluster] = self._estimates[cluster].handle(samples, now_s, next_s)
+        self._judge()
+
+    def _judge(self) -> None:
+        self.is_scarce = bool(self.links) and all(one.scarce for one in self.links.values())
 
     def look(self, now_s: float) -> None:
         """Age the estimates to now."""
         for name, estimate in self._estimates.items():
             self.links[name] = estimate.state(now_s)
+        self._judge()
 
     def observe(
         self,
@@ -80,9 +93,7 @@ class Control:
     ) -> None:
         """Count an arrival, placed or refused, as demand. ``remote_cached_tokens``: what PrfaaS
         would not have to compute of it."""
-        watching = self._threshold if self.follows else None
-        if watching is None and self._roles is None:
-            return
+        watching = self._watching
         cached_tokens = input_tokens - uncached_tokens
         kv_bytes = self._config.moved_bytes(input_tokens, resident_tokens)
         if watching is not None:

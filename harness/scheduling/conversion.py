@@ -30,6 +30,8 @@ class Conversion:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._change: _Change | None = None
+        #: Whether there is one; looked at after every event.
+        self.under_way = False
 
     @property
     def instance(self) -> str | None:
@@ -45,6 +47,7 @@ class Conversion:
         chosen.draining = True
         self._fleet.changed(chosen)
         self._change = _Change(chosen, role)
+        self.under_way = True
         return True
 
     def when_empty(self) -> list[ev.Action]:
@@ -63,6 +66,7 @@ class Conversion:
         if change is None or self.instance != instance or not change.told:
             return False
         self._change = None
+        self.under_way = False
         self._fleet.convert(change.backlog, change.role)
         return True
 
@@ -74,6 +78,7 @@ class Conversion:
         change.backlog.draining = False
         self._fleet.changed(change.backlog)
         self._change = None
+        self.under_way = False
         return True
 
     def give_up(self, instance: str) -> bool:
@@ -82,4 +87,5 @@ class Conversion:
             return False
         self._change.backlog.draining = False
         self._change = None
+        self.under_way = False
         return True

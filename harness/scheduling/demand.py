@@ -12,7 +12,8 @@ A request counts for ``window_s`` after its arrival. Work is O(1) an arrival, O(
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+
+from msgspec import Struct
 
 _BINS_PER_OCTAVE = 32
 #: A window that has only begun counts as this share of it at least: the first arrivals would else
@@ -23,7 +24,7 @@ _LEAST_SHARE = 0.25
 PrefillSeconds = Callable[[int, int], float]
 
 
-class _Arrival(NamedTuple):
+class _Arrival(Struct, gc=False):
     at_s: float
     bin: int
     tokens: int
@@ -72,10 +73,9 @@ class Demand:
     def anchor_at(self, anchor_tokens: int) -> None:
         """Move the bins so that one ends at another threshold; what has been counted stays."""
         self._anchor(max(anchor_tokens, 1))
-        for index, one in enumerate(self._arrivals):
-            moved = one._replace(bin=self.place(one.tokens))
-            self._arrivals[index] = moved
-            self._count(moved)
+        for one in self._arrivals:
+            one.bin = self.place(one.tokens)
+            self._count(one)
 
     def place(self, tokens: int) -> int:
         # A length beyond the workload's longest counts as the longest.

@@ -5,18 +5,21 @@ heap). A request's life is ``Arrived``, ``PrefillStarted``, ``PrefillDone``, ``T
 ``DecodeAdmitted`` and then exactly one of ``Finished``, ``Failed``, ``Cancelled``. Those in the
 middle only sharpen estimates: a driver that learns of one late, or never, loses accuracy and
 nothing else. Times are not fields: ``now_s`` of ``handle`` is when the driver learned of it.
+
+Made millions of times in a simulation: a msgspec struct is built in 0.05 us, a frozen dataclass of
+six fields in 0.8. None of them is ever part of a cycle, so the collector need not look at them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from harness.core import Role, Route
 from harness.scheduling.congestion import LinkSample
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(Struct, frozen=True, gc=False):
     """A request asks to be placed."""
 
     rid: str
@@ -26,61 +29,51 @@ class Arrived:
     block_keys: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillStarted:
+class PrefillStarted(Struct, frozen=True, gc=False):
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillDone:
+class PrefillDone(Struct, frozen=True, gc=False):
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class TransferDone:
-    """All KV of the request has landed at its decode instance."""
+class TransferDone(Struct, frozen=True, gc=False):
+    """All KV of the request has landed at its decode instance; None: nobody says how much."""
 
     rid: str
-    kv_bytes: int
+    kv_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeAdmitted:
+class DecodeAdmitted(Struct, frozen=True, gc=False):
     """The KV has landed and the request has its decode slot: decoding begins."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True, gc=False):
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True, gc=False):
     rid: str
     phase: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True, gc=False):
     """The client went away; the driver has aborted, or is aborting, the work upstream."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceUp:
+class InstanceUp(Struct, frozen=True, gc=False):
     instance: str
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDown:
+class InstanceDown(Struct, frozen=True, gc=False):
     instance: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSamples:
+class LinkSamples(Struct, frozen=True, gc=False):
     """What a PrfaaS cluster's senders say of their connections, as old as each sample's ``at_s``.
 
     Delivered every period also when there is none: silence is an outage. ``next_s`` is when they
@@ -92,8 +85,7 @@ class LinkSamples:
     next_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CacheDelta:
+class CacheDelta(Struct, frozen=True, gc=False):
     """What an instance's pool gained and lost since ``seq - 1``; keys of blocks and of states."""
 
     instance: str
@@ -104,8 +96,7 @@ class CacheDelta:
     removed_states: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSnapshot:
+class CacheSnapshot(Struct, frozen=True, gc=False):
     """All that an instance's pool holds as of ``seq``: the answer to ``Resync``."""
 
     instance: str
@@ -114,15 +105,13 @@ class CacheSnapshot:
     states: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(Struct, frozen=True, gc=False):
     """The instance has its new role and is in service; the driver's answer to ``Convert``."""
 
     instance: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True, gc=False):
     """A control period has passed: thresholds and roles are looked at."""
 
 
@@ -145,8 +134,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CopyPrefix:
+class CopyPrefix(Struct, frozen=True, gc=False):
     """Before the prefill the first ``tokens`` of the prompt's KV are copied between clusters,
     from the pool of ``source`` to the one of ``destination`` (instance names)."""
 
@@ -156,8 +144,7 @@ class CopyPrefix:
     kv_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(Struct, frozen=True, gc=False):
     """Send the request along ``route`` now. The other fields are the inputs of the decision.
 
     ``uncached_tokens`` is l of the paper, the length that was compared with ``threshold_tokens``;
@@ -197,8 +184,7 @@ class Dispatch:
     considered_s: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Struct, frozen=True, gc=False):
     """No place for the request; it leaves no state behind and may come again later.
 
     ``unavailable``: because no instance could serve it, and not because of those ahead of it.
@@ -210,32 +196,28 @@ class Reject:
     unavailable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True, gc=False):
     """Abort the request (its instance is gone); the driver answers with ``Failed``."""
 
     rid: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Convert:
+class Convert(Struct, frozen=True, gc=False):
     """Give a drained instance of the PD cluster the other role; ``Converted`` answers."""
 
     instance: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class SetThreshold:
+class SetThreshold(Struct, frozen=True, gc=False):
     """The threshold has changed; for the record, the scheduler uses it already."""
 
     threshold_tokens: int
     reason: Literal["link", "prfaas_queue", "outage", "recovery", "roles"]
 
 
-@dataclass(frozen=True, slots=True)
-class Resync:
+class Resync(Struct, frozen=True, gc=False):
     """A delta of the instance's pool was missed: send a ``CacheSnapshot``."""
 
     instance: str

@@ -1,95 +1,25 @@
-"""The instances by cluster, which of them are in service, and who is free first.
+"""The instances by cluster, and which of them are in service."""
 
-``PrefillOrder`` finds the prefill instance of a cluster that is free first, in O(log n): a heap of
-instants, each a lower bound of what it stands for. An instance that becomes free earlier is entered
-again; one that becomes free later, by more work or a prefill that outlasts its estimate, is found
-out at the top of the heap and put back. Idle instances are free now, whenever that is, and have a
-heap of their own. Ties, which are the rule where instances idle, go to the one that got its last
-request longest ago, then to the lowest index: each sends its KV over a path of its own, and always
-the first of the idle ones would fill one path while the others are empty.
-"""
-
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.core import EngineError, Instance, Role
 from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
-
-#: (free_s, last given, index, backlog); the index is unique, so that backlogs are not compared.
-_Busy = tuple[float, int, int, PrefillBacklog]
-_Idle = tuple[int, int, PrefillBacklog]
-
-
-class PrefillOrder:
-    """The prefill instances of one cluster that take requests. ``enter`` after every change."""
-
-    def __init__(self) -> None:
-        self._busy: list[_Busy] = []
-        self._idle: list[_Idle] = []
-        self._entered: dict[int, _Busy | _Idle] = {}
-
-    def __len__(self) -> int:
-        return len(self._entered)
-
-    def enter(self, backlog: PrefillBacklog) -> None:
-        """Note that the backlog changed; it leaves while it takes no requests."""
-        index = backlog.index
-        if not backlog.up or backlog.draining:
-            self._entered.pop(index, None)
-            return
-        given = backlog.last_given
-        if backlog.is_idle:
-            idle = (given, index, backlog)
-            if self._entered.get(index) == idle:
-                return
-            heapq.heappush(self._idle, idle)
-            self._entered[index] = idle
-            return
-        busy = (backlog.free_at_s(float("-inf")), given, index, backlog)
-        known = self._entered.get(index)
-        if known is None or len(known) == 3 or busy[:2] < known[:2]:
-            heapq.heappush(self._busy, busy)
-            self._entered[index] = busy
-            if len(self._busy) > 64 + 4 * len(self._entered):
-                # Entries that were overtaken; each costs as much work as brought it here.
-                self._busy = [one for one in self._entered.values() if len(one) == 4]
-                heapq.heapify(self._busy)
-
-    def least(self, now_s: float) -> PrefillBacklog | None:
-        """The instance that is free first, or None when none takes requests."""
-        entered, busy, waiting = self._entered, self._busy, self._idle
-        while waiting and entered.get(waiting[0][1]) is not waiting[0]:
-            heapq.heappop(waiting)
-        idle = waiting[0] if waiting else None
-        while busy:
-            top = busy[0]
-            if idle is not None and top[0] > now_s:
-                break
-            free_s, given, index, backlog = top
-            if entered.get(index) is not top:
-                heapq.heappop(busy)
-                continue
-            now_free_s, now_given = backlog.free_at_s(now_s), backlog.last_given
-            if now_free_s == free_s and now_given == given:
-                return backlog if idle is None or top[:3] < (now_s, *idle[:2]) else idle[2]
-            again = (now_free_s, now_given, index, backlog)
-            entered[index] = again
-            heapq.heapreplace(busy, again)
-        return None if idle is None else idle[2]
+from harness.scheduling.order import PrefillOrder, SlotOrder
 
 
 class Cluster:
     """One cluster's instances; a PD cluster is one that was built with decode instances."""
 
-    __slots__ = ("decodes", "finishes", "name", "order", "prefills")
+    __slots__ = ("decodes", "finishes", "name", "order", "prefills", "slots")
 
-    def __init__(self, name: str, *, finishes: bool) -> None:
+    def __init__(self, name: str, max_batch: int, *, finishes: bool) -> None:
         self.name = name
         self.finishes = finishes
         self.prefills: list[PrefillBacklog] = []
         self.decodes: list[DecodeBacklog] = []
         self.order = PrefillOrder()
+        self.slots = SlotOrder(max_batch)
 
 
 class Fleet:
@@ -99,7 +29,7 @@ class Fleet:
         self._max_batch = max_batch
         near = {one.cluster for one in instances if one.role == "decode"}
         self.clusters = {
-            name: Cluster(name, finishes=name in near)
+            name: Cluster(name, max_batch, finishes=name in near)
             for name in dict.fromkeys(one.cluster for one in instances)
         }
         #: The PrfaaS clusters and the PD clusters.
@@ -121,6 +51,7 @@ class Fleet:
             decode = DecodeBacklog(instance, index, self._max_batch)
             self._backlogs[instance.name] = decode
             cluster.decodes = sorted([*cluster.decodes, decode], key=lambda one: one.index)
+            cluster.slots.enter(decode)
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -138,11 +69,12 @@ class Fleet:
         return backlog
 
     def changed(self, backlog: PrefillBacklog | DecodeBacklog) -> None:
-        """After every change of a backlog's work or service. A late word of a request from before
-        a change of role concerns nobody who serves now."""
-        current = self._backlogs[backlog.instance.name] is backlog
-        if current and isinstance(backlog, PrefillBacklog):
-            self.clusters[backlog.instance.cluster].order.enter(backlog)
+        """After a change of whether an instance is in service."""
+        cluster = self.clusters[backlog.instance.cluster]
+        if isinstance(backlog, PrefillBacklog):
+            cluster.order.enter(backlog)
+        else:
+            cluster.slots.enter(backlog)
 
     def spare(self, role: Role, now_s: float) -> PrefillBacklog | DecodeBacklog | None:
         """Of the PD instances that could take ``role``, the one that is soonest empty, as far as
@@ -177,9 +109,13 @@ class Fleet:
             # Anew: what is left of it in the heaps would be compared with its successor.
             cluster.order = PrefillOrder()
             for one in cluster.prefills:
+                one.entry = None
                 cluster.order.enter(one)
         else:
             cluster.decodes.remove(backlog)
+            cluster.slots = SlotOrder(self._max_batch)
+            for decode in cluster.decodes:
+                cluster.slots.enter(decode)
         self._place(replace(backlog.instance, role=role), backlog.index)
 
     def queue_lengths(self) -> dict[str, int]:

@@ -13,7 +13,8 @@ Of several clusters the one is taken whose request would get its decode slot fir
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
 from harness.scheduling.cache_index import Lookup
@@ -23,8 +24,10 @@ from harness.scheduling.prefix_moves import Offer, PrefixMoves, Reuse
 from harness.scheduling.router import Routing
 from harness.scheduling.scheduler_config import Link, SchedulerConfig
 
+_NOBODY_DECODES = "no decode instance is up"
 
-class Ask(NamedTuple):
+
+class Ask(Struct, frozen=True, gc=False):
     """A request to place: what the choice of cluster rests on, and what the caches hold of it."""
 
     input_tokens: int
@@ -35,7 +38,7 @@ class Ask(NamedTuple):
     offers: tuple[Offer | None, Offer | None] = (None, None)
 
 
-class Prefilling(NamedTuple):
+class Prefilling(Struct, frozen=True, gc=False):
     """A prefill instance chosen in one cluster, and what it costs."""
 
     cluster: Cluster
@@ -47,8 +50,8 @@ class Prefilling(NamedTuple):
     free_s: float
 
 
-class _Bound(NamedTuple):
-    """Before ``end_s`` no instance of the cluster is done; sorted by it, then in order given."""
+class _Bound(Struct, frozen=True, gc=False):
+    """Before ``end_s`` no instance of the cluster is done; ``place``: in the order given."""
 
     end_s: float
     place: int
@@ -59,7 +62,7 @@ class _Bound(NamedTuple):
     link: Link | None
 
 
-class Placement(NamedTuple):
+class Placement(Struct, frozen=True, gc=False):
     """Both instances of a request and the expected instants of its way."""
 
     prefilling: Prefilling
@@ -88,26 +91,51 @@ class Placer:
     def place(self, ask: Ask, groups: Iterable[Sequence[str]]) -> Placement | str:
         """The earliest decode slot in the first group that has any; else why none has."""
         reason = "no prefill instance is up"
-        self._costs.clear()
         for names in groups:
-            bounds = self._bounds(ask, names)
-            if not bounds:
+            best = self._single(ask, names[0]) if len(names) == 1 else self._of_several(ask, names)
+            if best is None:
                 continue
-            best = self._only(ask, bounds[0]) if len(bounds) == 1 else self._earliest(ask, bounds)
-            if best is not None:
+            if not isinstance(best, str):
                 return best
-            reason = "no decode instance is up"
+            reason = best
         return reason
 
-    def _only(self, ask: Ask, bound: _Bound) -> Placement | None:
-        near = bound.cluster if bound.link is None else self._home(ask)
-        return None if near is None else self._timeline(ask, self._prefilling(ask, bound), near)
+    def _single(self, ask: Ask, name: str) -> Placement | str | None:
+        """In one cluster; None where nobody prefills."""
+        cluster = self._fleet.clusters[name]
+        now_s = ask.now_s
+        first = cluster.order.least(now_s)
+        if first is None:
+            return None
+        near = cluster if cluster.finishes else self._home(ask)
+        if near is None:
+            return _NOBODY_DECODES
+        free_s = first.free_at_s(now_s)
+        if ask.lookup is None:
+            instance = first.instance
+            service_s = self._config.prefill_s[instance.hardware](ask.input_tokens, 0)
+            considered_s = {instance.name: free_s + service_s}
+            reuse = Reuse(first, 0, 0, 0, 0.0, service_s, None, considered_s)
+            one = Prefilling(cluster, reuse, 0, None, 0.0, service_s, free_s)
+        else:
+            self._costs.clear()
+            hit = ask.routing.hit_tokens.get(name, 0)
+            one = self._prefilling(ask, _Bound(0.0, 0, hit, cluster, first, free_s, None))
+        found = self._timeline(ask, one, near)
+        return _NOBODY_DECODES if found is None else found
+
+    def _of_several(self, ask: Ask, names: Sequence[str]) -> Placement | str | None:
+        self._costs.clear()
+        bounds = self._bounds(ask, names)
+        if not bounds:
+            return None
+        best = self._earliest(ask, bounds)
+        return _NOBODY_DECODES if best is None else best
 
     def _bounds(self, ask: Ask, names: Sequence[str]) -> list[_Bound]:
         """Each cluster that can prefill, by when it could be done at the earliest: were what the
         cluster holds on the instance that is free first."""
         found: list[_Bound] = []
-        several = len(names) > 1
         for place, name in enumerate(names):
             cluster = self._fleet.clusters[name]
             first = cluster.order.least(ask.now_s)
@@ -116,15 +144,13 @@ class Placer:
             hit = ask.routing.hit_tokens.get(name, 0)
             link = None if cluster.finishes else self._config.links[name]
             free_s = end_s = first.free_at_s(ask.now_s)
-            if several:
-                offer = ask.offers[link is not None]
-                cached_tokens = hit if offer is None else max(hit, offer.tokens)
-                if link is not None:
-                    end_s = max(free_s, ask.now_s + link.dispatch_delay_s)
-                end_s += self._prefill_s(first.instance.hardware, ask.input_tokens, cached_tokens)
+            offer = ask.offers[link is not None]
+            cached_tokens = hit if offer is None else max(hit, offer.tokens)
+            if link is not None:
+                end_s = max(free_s, ask.now_s + link.dispatch_delay_s)
+            end_s += self._prefill_s(first.instance.hardware, ask.input_tokens, cached_tokens)
             found.append(_Bound(end_s, place, hit, cluster, first, free_s, link))
-        if several:
-            found.sort()
+        found.sort(key=lambda one: (one.end_s, one.place))
         return found
 
     def _earliest(self, ask: Ask, bounds: list[_Bound]) -> Placement | None:
@@ -162,7 +188,7 @@ class Placer:
             clusters = sorted(clusters, key=lambda one: -hits[one.name])
         best, best_s = None, 0.0
         for cluster in clusters:
-            found = earliest_slot(cluster.decodes, ask.now_s)
+            found = cluster.slots.earliest(ask.now_s, ask.now_s)
             if found is not None and (best is None or found[1] < best_s):
                 best, best_s = cluster, found[1]
                 if best_s <= ask.now_s:
@@ -172,20 +198,22 @@ class Placer:
     def _prefilling(self, ask: Ask, bound: _Bound) -> Prefilling:
         """The best instance of a cluster, and a copy to it where that pays."""
         cluster, hit, first, free_s = bound.cluster, bound.hit_tokens, bound.first, bound.free_s
-
         # One hardware in a cluster, as in the paper: the cost is the same on each instance.
-        def computing_s(cached_tokens: int) -> float:
-            return self._prefill_s(first.instance.hardware, ask.input_tokens, cached_tokens)
-
+        hardware, tokens = first.instance.hardware, ask.input_tokens
         if not hit:
-            service_s = computing_s(0)
+            service_s = self._prefill_s(hardware, tokens, 0)
             considered_s = {first.instance.name: free_s + service_s}
             reuse = Reuse(first, 0, 0, 0, 0.0, service_s, None, considered_s)
         else:
             assert self._moves is not None
             assert ask.lookup is not None
             reuse = self._moves.best_instance(
-                ask.lookup, cluster, first, hit, computing_s, ask.now_s
+                ask.lookup,
+                cluster,
+                first,
+                hit,
+                lambda cached_tokens: self._prefill_s(hardware, tokens, cached_tokens),
+                ask.now_s,
             )
             free_s = reuse.backlog.free_at_s(ask.now_s)
         cached_tokens, service_s, copy, copy_s = reuse.cached_tokens, reuse.service_s, None, 0.0
@@ -193,7 +221,7 @@ class Placer:
         if offer is not None and offer.tokens > hit and self._is_linked(ask, cluster):
             assert self._moves is not None
             moved, taking_s = self._moves.copying(offer, cluster, hit)
-            copied_s = taking_s + reuse.fetch_s + computing_s(offer.tokens)
+            copied_s = taking_s + reuse.fetch_s + self._prefill_s(hardware, tokens, offer.tokens)
             if copied_s < service_s:
                 copy = CopyPrefix(offer.holder, reuse.backlog.instance.name, offer.tokens, moved)
                 copy_s, service_s, cached_tokens = taking_s, copied_s, offer.tokens
@@ -208,54 +236,37 @@ class Placer:
             found = self._costs[key] = cost(input_tokens - cached_tokens, cached_tokens)
         return found
 
-    def _resident_tokens(self, ask: Ask, near: Cluster) -> int:
-        """What the cluster holds from the start of the prompt, a state or not: its growing KV need
-        not move, and the state moves anyway."""
-        if ask.lookup is None or self._moves is None:
-            return 0
-        return self._moves.held_tokens(ask.lookup, near.name)
-
     def _is_linked(self, ask: Ask, cluster: Cluster) -> bool:
         return cluster.finishes or cluster.name in ask.routing.roomy
 
     def _timeline(self, ask: Ask, one: Prefilling, near: Cluster) -> Placement | None:
         """The decode instance and the expected prefill start, KV landing and slot."""
-        config = self._config
-        link = None if one.cluster.finishes else one.cluster.name
-        hop_s = 0.0 if link is None else config.links[link].dispatch_delay_s
-        held = self._resident_tokens(ask, near)
+        config, cluster, now_s = self._config, one.cluster, ask.now_s
+        link, hop_s = None, 0.0
+        if not cluster.finishes:
+            link = cluster.name
+            hop_s = config.links[link].dispatch_delay_s
+        held = 0
         if one.copy is not None and link is None:
             held = one.copy.tokens  # by then it lies in this cluster
+        elif ask.lookup is not None and self._moves is not None:
+            # Held from the start of the prompt, a state or not: growing KV need not move, and the
+            # state moves anyway.
+            held = self._moves.held_tokens(ask.lookup, near.name)
         prefill_s = one.service_s - one.reuse.fetch_s - one.copy_s
         tail_s = config.transfer_tail_s(ask.input_tokens, held, prefill_s, link)
         if self._reserves:
-            found = earliest_slot(near.decodes, ask.now_s)
+            found = near.slots.earliest(now_s, now_s)
             if found is None:
                 return None
-            start_s = max(one.free_s, found[1] + hop_s)
+            ready_s = found[1] + hop_s
+            start_s = one.free_s if one.free_s > ready_s else ready_s
             landed_s = start_s + one.service_s + tail_s
             return Placement(one, found[0], held, start_s, landed_s, found[1])
-        start_s = max(one.free_s, ask.now_s + hop_s)
+        ready_s = now_s + hop_s
+        start_s = one.free_s if one.free_s > ready_s else ready_s
         landed_s = start_s + one.service_s + tail_s
-        found = earliest_slot(near.decodes, landed_s)
+        found = near.slots.earliest(landed_s, now_s)
         if found is None:
             return None
         return Placement(one, found[0], held, start_s, landed_s, found[1])
-
-
-def earliest_slot(
-    backlogs: Sequence[DecodeBacklog], landed_s: float
-) -> tuple[DecodeBacklog, float] | None:
-    """The decode instance in service with the earliest slot for KV landing at ``landed_s``.
-
-    Ties go to the instance with the fewest requests assigned, then to the lowest index. Returns
-    the instance's backlog and the instant of the slot, or None when none takes requests.
-    """
-    best: tuple[DecodeBacklog, float] | None = None
-    for backlog in backlogs:
-        if not backlog.up or backlog.draining:
-            continue
-        slot_s = backlog.slot_at_s(landed_s)
-        if best is None or slot_s < best[1] or (slot_s == best[1] and len(backlog) < len(best[0])):
-            best = backlog, slot_s
-    return best

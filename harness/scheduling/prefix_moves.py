@@ -19,7 +19,9 @@ The rate is what the link has to spare from far to near; the other way carries n
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from harness.scheduling.backlog import PrefillBacklog
 from harness.scheduling.cache_index import CacheIndex, Lookup
@@ -34,7 +36,7 @@ MAX_HOLDERS = 16
 LEAST_SHARE = 0.1
 
 
-class Reuse(NamedTuple):
+class Reuse(Struct, frozen=True, gc=False):
     """What an instance makes of its cluster's hit. ``service_s`` is fetching and computing;
     ``considered_s`` is when each instance that was compared would be done."""
 
@@ -48,7 +50,7 @@ class Reuse(NamedTuple):
     considered_s: Mapping[str, float] = {}
 
 
-class Offer(NamedTuple):
+class Offer(Struct, frozen=True, gc=False):
     """A prefix that one instance of another cluster holds by itself."""
 
     cluster: str
@@ -96,7 +98,7 @@ class PrefixMoves:
                 best, best_key = reuse, key
         assert best is not None
         source = self._source(lookup, cluster, blocks) if best.lacking_bytes else None
-        return best._replace(source=source, considered_s=considered_s)
+        return replace(best, source=source, considered_s=considered_s)
 
     def _reuse(
         self, lookup: Lookup, one: PrefillBacklog, hit: int, computing_s: Callable[[int], float]

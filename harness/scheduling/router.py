@@ -13,13 +13,13 @@ A cluster whose link is down is never chosen, where the policy follows its links
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
-from harness.core import PD, PRFAAS
+from msgspec import Struct
+
 from harness.scheduling.scheduler_config import Placing
 
 
-class Routing(NamedTuple):
+class Routing(Struct, frozen=True, gc=False):
     """What a choice of cluster rests on, in tokens; clusters by name, in the deployment's order.
 
     ``uncached_tokens`` is l, ``hit_tokens`` the usable prefix of each cluster. ``remote`` holds the
@@ -46,17 +46,6 @@ def uncached_tokens(
 
 #: Clusters to choose from by least expected completion; the next group where none of one can.
 Groups = tuple[tuple[str, ...], ...]
-
-
-def preferred_cluster(
-    uncached_tokens: int, threshold_tokens: int | None, clusters: Iterable[str]
-) -> str:
-    """Of one PrfaaS and one PD cluster the one that a length belongs to, of those that prefill."""
-    able = set(clusters)
-    if len(able) == 1:
-        return able.pop()
-    assert threshold_tokens is not None, "two clusters prefill and there is no threshold"
-    return PRFAAS if uncached_tokens > threshold_tokens else PD
 
 
 def _by_threshold(routing: Routing) -> Groups:

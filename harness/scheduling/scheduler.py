@@ -19,14 +19,17 @@ An instance that is to change its role gets no new requests; ``Convert`` is said
 leaves it empty, and it is out of service until ``Converted``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+from msgspec import Struct
 
 from harness.core import Instance, Route
 from harness.scheduling import events as ev
 from harness.scheduling.admission import Refusal, refused_by_count, refused_by_wait
 from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
-from harness.scheduling.cache_index import CacheIndex, Lookup
+from harness.scheduling.cache_index import CacheIndex
 from harness.scheduling.congestion import LinkState
 from harness.scheduling.control import Control
 from harness.scheduling.conversion import Conversion
@@ -36,6 +39,9 @@ from harness.scheduling.prefix_moves import PrefixMoves
 from harness.scheduling.router import Routing, groups, uncached_tokens
 from harness.scheduling.scheduler_config import SchedulerConfig
 from harness.scheduling.threshold import ThresholdChange
+
+#: Without a cache, or without keys.
+_NO_HITS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -49,8 +55,7 @@ class Counters:
     cancelled: int = 0
 
 
-@dataclass(slots=True)
-class _Placed:
+class _Placed(Struct):
     prefill: PrefillBacklog
     decode: DecodeBacklog
     prefilled: bool = False
@@ -137,7 +142,8 @@ class Scheduler:
         """Take one event in and say what to do. Raises ScenarioError for an ``Arrived`` whose
         length the profile does not cover; the request then leaves no trace."""
         actions = self._handlers[type(event)](event, now_s)
-        actions += self._conversion.when_empty()
+        if self._conversion.under_way:
+            actions += self._conversion.when_empty()
         return actions
 
     def queue_lengths(self) -> dict[str, int]:
@@ -150,77 +156,84 @@ class Scheduler:
         return self._fleet
 
     def _arrived(self, event: ev.Arrived, now_s: float) -> list[ev.Action]:
-        config, limits = self.config, self.config.scheduling
-        assert event.rid not in self._placed, f"request {event.rid} arrived twice"
+        config, limits, rid = self.config, self.config.scheduling, event.rid
+        assert rid not in self._placed, f"request {rid} arrived twice"
         full = refused_by_count(len(self._placed), limits, config.retry_after_s)
         if full is not None:
-            return self._reject(event.rid, full)
+            return self._reject(rid, full)
         ask = self._ask(event, now_s)
         placement = self._placer.place(ask, groups(self._policy, ask.routing))
-        hold_s = max(0, event.output_tokens - 1) * config.decode_step_s
+        output_tokens = event.output_tokens
+        hold_s = (output_tokens - 1) * config.decode_step_s if output_tokens > 1 else 0.0
         self._observe(ask, hold_s)
         if isinstance(placement, str):
             refusal = Refusal(placement, config.retry_after_s, unavailable=True)
-            return self._reject(event.rid, refusal)
-        late = refused_by_wait(placement.start_s, now_s, limits)
-        if late is not None:
-            return self._reject(event.rid, late)
-        self._take(event.rid, placement, hold_s, now_s)
-        return [self._dispatch(event.rid, ask, placement)]
+            return self._reject(rid, refusal)
+        if limits.max_wait_s is not None:
+            late = refused_by_wait(placement.start_s, now_s, limits)
+            if late is not None:
+                return self._reject(rid, late)
+        self._take(rid, placement, hold_s, now_s)
+        return [self._dispatch(rid, ask, placement)]
 
     def _ask(self, event: ev.Arrived, now_s: float) -> Ask:
-        lookup: Lookup | None = None
-        hits: dict[str, int] = {}
-        if self._index is not None and event.block_keys:
-            block_tokens = self.config.prefix_cache.block_tokens
-            # One token is always computed: it gives the first output.
-            lookup = self._index.lookup(event.block_keys, (event.input_tokens - 1) // block_tokens)
-            hits = {
-                name: blocks * block_tokens
-                for name, blocks in zip(self._index.clusters, lookup.hit_blocks, strict=True)
-            }
-        control, remote = self._control, self._remote
-        roomy: tuple[str, ...] = ()
+        control, remote, tokens = self._control, self._remote, event.input_tokens
         if control.follows:
-            remote = tuple(name for name in remote if control.is_up(name, now_s))
-        if self._copies:
-            roomy = tuple(name for name in remote if not control.links[name].scarce)
-        uncached = uncached_tokens(event.input_tokens, hits, self._local, roomy)
+            remote = control.up(remote, now_s)
+        if self._index is None or not event.block_keys:
+            roomy = self._roomy(remote) if self._copies else ()
+            threshold = control.threshold_tokens
+            routing = Routing(tokens, threshold, self._local, remote, roomy, _NO_HITS)
+            return Ask(tokens, now_s, routing, None)
+        block_tokens = self.config.prefix_cache.block_tokens
+        # One token is always computed: it gives the first output.
+        lookup = self._index.lookup(event.block_keys, (tokens - 1) // block_tokens)
+        hits = {
+            name: blocks * block_tokens
+            for name, blocks in zip(self._index.clusters, lookup.hit_blocks, strict=True)
+        }
+        roomy = self._roomy(remote) if self._copies else ()
+        uncached = uncached_tokens(tokens, hits, self._local, roomy)
         routing = Routing(uncached, control.threshold_tokens, self._local, remote, roomy, hits)
-        if not roomy or lookup is None or self._moves is None:
-            return Ask(event.input_tokens, now_s, routing, lookup)
-        offers = self._moves.offers(lookup, routing)
-        return Ask(event.input_tokens, now_s, routing, lookup, offers)
+        if not roomy or self._moves is None:
+            return Ask(tokens, now_s, routing, lookup)
+        return Ask(tokens, now_s, routing, lookup, self._moves.offers(lookup, routing))
+
+    def _roomy(self, remote: tuple[str, ...]) -> tuple[str, ...]:
+        """The PrfaaS clusters whose link has bandwidth for copies."""
+        return tuple(name for name in remote if not self._control.links[name].scarce)
 
     def _observe(self, ask: Ask, hold_s: float) -> None:
-        routing, resident_tokens = ask.routing, 0
+        routing, tokens, resident_tokens, remote_cached = ask.routing, ask.input_tokens, 0, 0
+        if not self._control.observes:
+            return
         if ask.lookup is not None and self._moves is not None:
             held = [self._moves.held_tokens(ask.lookup, name) for name in self._local]
             resident_tokens = max(held)
-        remote_cached = max((routing.hit_tokens.get(name, 0) for name in self._remote), default=0)
+            remote_cached = max(
+                (routing.hit_tokens.get(name, 0) for name in self._remote), default=0
+            )
         if routing.roomy:  # a longer prefix would be copied there
-            remote_cached = max(remote_cached, ask.input_tokens - routing.uncached_tokens)
+            remote_cached = max(remote_cached, tokens - routing.uncached_tokens)
         self._control.observe(
-            ask.input_tokens,
-            routing.uncached_tokens,
-            resident_tokens,
-            hold_s,
-            ask.now_s,
-            remote_cached,
+            tokens, routing.uncached_tokens, resident_tokens, hold_s, ask.now_s, remote_cached
         )
 
     def _take(self, rid: str, placement: Placement, hold_s: float, now_s: float) -> None:
-        self.counters.arrived += 1
+        counters = self.counters
+        counters.arrived += 1
         one, decode = placement.prefilling, placement.decode
-        one.reuse.backlog.add(rid, one.service_s, placement.start_s)
-        one.reuse.backlog.last_given = self.counters.arrived
-        one.reuse.backlog.held += 1
-        self._fleet.changed(one.reuse.backlog)
+        prefill = one.reuse.backlog
+        prefill.add(rid, one.service_s, placement.start_s)
+        prefill.last_given = counters.arrived
+        prefill.held += 1
+        assert prefill.order is not None
+        prefill.order.enter(prefill)
         if self._reserves:
             decode.add(rid, now_s, hold_s, placement.landed_s + hold_s)
         else:
             decode.add(rid, placement.landed_s, hold_s, placement.slot_s + hold_s)
-        self._placed[rid] = _Placed(one.reuse.backlog, decode)
+        self._placed[rid] = _Placed(prefill, decode)
 
     def _dispatch(self, rid: str, ask: Ask, placement: Placement) -> ev.Dispatch:
         one = placement.prefilling
@@ -229,28 +242,29 @@ class Scheduler:
         if route is None:
             route = Route(one.reuse.backlog.instance, placement.decode.instance)
             self._routes[ends] = route
+        routing, reuse = ask.routing, one.reuse
         return ev.Dispatch(
             rid=rid,
             route=route,
             input_tokens=ask.input_tokens,
-            uncached_tokens=ask.routing.uncached_tokens,
+            uncached_tokens=routing.uncached_tokens,
             cached_tokens=one.cached_tokens,
-            threshold_tokens=ask.routing.threshold_tokens,
+            threshold_tokens=routing.threshold_tokens,
             prefill_service_s=one.service_s,
             expected_prefill_start_s=placement.start_s,
             expected_kv_landed_s=placement.landed_s,
             expected_decode_slot_s=placement.slot_s,
-            fetched_tokens=one.reuse.fetched_tokens,
-            fetch_from=one.reuse.source,
-            fetch_s=one.reuse.fetch_s,
+            fetched_tokens=reuse.fetched_tokens,
+            fetch_from=reuse.source,
+            fetch_s=reuse.fetch_s,
             resident_tokens=placement.resident_tokens,
             copy=one.copy,
             copy_s=one.copy_s,
             link_scarce=self._control.is_scarce,
-            hit_tokens=ask.routing.hit_tokens,
-            link_up=ask.routing.remote,
-            roomy=ask.routing.roomy,
-            considered_s=one.reuse.considered_s,
+            hit_tokens=routing.hit_tokens,
+            link_up=routing.remote,
+            roomy=routing.roomy,
+            considered_s=reuse.considered_s,
         )
 
     def _reject(self, rid: str, refusal: Refusal) -> list[ev.Action]:
@@ -261,15 +275,18 @@ class Scheduler:
     def _prefill_started(self, event: ev.PrefillStarted, now_s: float) -> list[ev.Action]:
         placed = self._placed.get(event.rid)
         if placed is not None and not placed.prefilled:
-            placed.prefill.started(event.rid, now_s)
-            self._fleet.changed(placed.prefill)
+            prefill = placed.prefill
+            if prefill.started(event.rid, now_s) and prefill.order is not None:
+                prefill.order.enter(prefill)
         return []
 
     def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> list[ev.Action]:
         placed = self._placed.get(event.rid)
         if placed is not None:
-            placed.prefill.remove(event.rid, now_s)
-            self._fleet.changed(placed.prefill)
+            prefill = placed.prefill
+            prefill.remove(event.rid, now_s)
+            if prefill.order is not None:
+                prefill.order.enter(prefill)
             placed.prefilled = True
         return []
 
@@ -293,8 +310,10 @@ class Scheduler:
         if placed is None:
             return False
         if not placed.prefilled:
-            placed.prefill.remove(rid, now_s)
-            self._fleet.changed(placed.prefill)
+            prefill = placed.prefill
+            prefill.remove(rid, now_s)
+            if prefill.order is not None:
+                prefill.order.enter(prefill)
         _land(placed)
         placed.decode.remove(rid)
         return True
@@ -374,5 +393,6 @@ class Scheduler:
 
 def _land(placed: _Placed) -> None:
     """The prefill instance no longer holds the request's KV."""
-    placed.prefill.held -= not placed.landed
-    placed.landed = True
+    if not placed.landed:
+        placed.prefill.held -= 1
+        placed.landed = True

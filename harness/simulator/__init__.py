@@ -46,10 +46,20 @@ from collections.abc import Sequence
 from harness.core import Request
 from harness.scenario import Scenario
 from harness.scheduling.config import scheduler_config
+from harness.simulator.costs import tabulated
 from harness.simulator.records import RoleTaken, SimulatedRequest, Simulation, ThresholdSet
+from harness.simulator.rows import SimulatedRows, Sink
 from harness.simulator.run import Run
 
-__all__ = ["RoleTaken", "SimulatedRequest", "Simulation", "ThresholdSet", "simulate"]
+__all__ = [
+    "RoleTaken",
+    "SimulatedRequest",
+    "SimulatedRows",
+    "Simulation",
+    "Sink",
+    "ThresholdSet",
+    "simulate",
+]
 
 
 def simulate(
@@ -58,9 +68,17 @@ def simulate(
     schedule: Sequence[Request],
     *,
     transfer: bool = True,
+    sink: Sink | None = None,
 ) -> Simulation:
     """Run ``schedule`` through a deployment. Without ``transfer`` KV moves, and the link is
-    crossed, in no time. Deterministic: events at one instant happen in the order they were caused.
+    crossed, in no time. A ``sink`` takes the rows in blocks as requests end, which are then not
+    kept. Deterministic: events at one instant happen in the order they were caused.
     """
-    config = scheduler_config(scenario, deployment_name, transfer=transfer)
-    return Run(scenario, config, schedule, transfer=transfer).run()
+    profiles = {name: hardware.profile for name, hardware in scenario.hardware.items()}
+    config = tabulated(
+        scheduler_config(scenario, deployment_name, transfer=transfer),
+        schedule,
+        profiles,
+        scenario.model.architecture,
+    )
+    return Run(scenario, config, schedule, transfer=transfer, sink=sink).run()

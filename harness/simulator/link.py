@@ -4,17 +4,44 @@ KV and copies to PD go from far to near, copies to PrfaaS from near to far. An o
 lost, of either direction stops both: nothing is acknowledged then.
 """
 
-from harness.kv_path import KvPath, RateChange
+from harness.core import PRFAAS, Instance
+from harness.kv_path import KvPath, LayerSizes, RateChange
 from harness.scenario import Scenario
 from netem.link import DirectionName, LinkSpec
 from netem.variation import OUTAGE_LOSS
 
 
-def link_path(scenario: Scenario, direction: DirectionName) -> KvPath:
+class Paths:
+    """The link's two ways, and one path over the fabric for each local sender; without
+    ``transfer`` nobody has one."""
+
+    def __init__(self, scenario: Scenario, *, transfer: bool) -> None:
+        self._scenario = scenario
+        self._transfer = transfer
+        self._sizes = LayerSizes(scenario.model.architecture)
+        self.link = link_path(scenario, "far_to_near", self._sizes)
+        self.out = link_path(scenario, "near_to_far", self._sizes)
+        self.fabric: list[KvPath] = []
+
+    def of(self, prefill: Instance) -> KvPath | None:
+        """The path by which the instance's KV leaves."""
+        if not self._transfer:
+            return None
+        if prefill.cluster == PRFAAS:
+            return self.link
+        layerwise = self._scenario.transport.layerwise
+        rate = self._scenario.fabric.rate_bytes_per_s
+        path = KvPath(rate, 0.0, (), self._sizes, layerwise=layerwise)
+        self.fabric.append(path)
+        return path
+
+
+def link_path(scenario: Scenario, direction: DirectionName, sizes: LayerSizes) -> KvPath:
     """One way of the scenario's link."""
     way = scenario.link.direction(direction)
     changes = link_changes(scenario, direction)
-    return KvPath(way.rate_bytes_per_s, way.delay_s, changes)
+    layerwise = scenario.transport.layerwise
+    return KvPath(way.rate_bytes_per_s, way.delay_s, changes, sizes, layerwise=layerwise)
 
 
 def link_changes(scenario: Scenario, direction: DirectionName) -> tuple[RateChange, ...]:

@@ -17,6 +17,7 @@ from harness.prefix_pool import PoolGeometry
 from harness.scenario import Scenario
 from harness.scheduling import events as ev
 from harness.scheduling.scheduler_config import SchedulerConfig
+from harness.simulator.costs import input_tokens
 from harness.simulator.records import Live
 
 
@@ -47,7 +48,7 @@ class Pools:
             for cluster, memories in names.items()
         }
         self._cluster_of = {one.name: self._clusters[one.cluster] for one in config.instances}
-        self._check_size(max(one.input_tokens for one in schedule), geometry)
+        self._check_size(int(input_tokens(schedule).max()), geometry)
 
     def _check_size(self, longest_tokens: int, geometry: PoolGeometry) -> None:
         """A prompt must fit beside the state that it starts from: else it would wait for ever."""
@@ -69,7 +70,7 @@ class Pools:
     def begin(self, live: Live, now_s: float) -> bool:
         """Find what there is of the prompt and take what the request needs; False, and nothing is
         taken, while there is no room. Sets what the prefill takes and what has to be sent."""
-        rid, keys, tokens = live.request.rid, live.keys, live.request.input_tokens
+        rid, keys, tokens = live.rid, live.keys, live.input_tokens
         own, near = self._memories[live.prefill.name], self._memories[live.decode.name]
         prefill_s = self._config.prefill_s[live.prefill.hardware]
         hit = self._cluster_of[live.prefill.name].best_hit(own, keys, tokens, prefill_s)
@@ -106,9 +107,9 @@ class Pools:
             hit.holder.pool.release(f"{rid}/fetch")
         run.holder.pool.release(f"{rid}/resident")
 
-    def fetched(self, live: Live) -> None:
+    def fetched(self, live: Live, _now_s: float) -> None:
         """The prefix that lay elsewhere has come; it is kept here too."""
-        rid, own = live.request.rid, self._memories[live.prefill.name]
+        rid, own = live.rid, self._memories[live.prefill.name]
         own.pool.receive(rid, live.keys, live.cached_tokens, state=True)
         self._give_back_fetch(live)
         self._changed(own.name)
@@ -116,11 +117,11 @@ class Pools:
     def _give_back_fetch(self, live: Live) -> None:
         holder, _ = live.holders
         if holder is not None:
-            holder.pool.release(f"{live.request.rid}/fetch")
+            holder.pool.release(f"{live.rid}/fetch")
 
     def prefilled(self, live: Live) -> None:
         """What was computed is kept; the rest of a block stays until it is sent."""
-        rid, tokens = live.request.rid, live.request.input_tokens
+        rid, tokens = live.rid, live.input_tokens
         pool = self._memories[live.prefill.name].pool
         pool.close_transfer(rid)
         full = tokens // self._block_tokens * self._block_tokens
@@ -132,7 +133,7 @@ class Pools:
     def landed(self, live: Live) -> None:
         """All has been sent: the prefill instance keeps only its cache, the decode instance the
         full blocks, with the state where that is one of a block's end."""
-        rid, tokens = live.request.rid, live.request.input_tokens
+        rid, tokens = live.rid, live.input_tokens
         self._leave(live.prefill.name, rid)
         near = self._memories[live.decode.name].pool
         near.close_transfer(rid)
@@ -143,14 +144,14 @@ class Pools:
     def _give_back_resident(self, live: Live) -> None:
         _, holder = live.holders
         if holder is not None:
-            holder.pool.release(f"{live.request.rid}/resident")
+            holder.pool.release(f"{live.rid}/resident")
 
     def ended(self, live: Live) -> None:
         """Give back all that the request still has, whatever became of it."""
         self._give_back_fetch(live)
         self._give_back_resident(live)
-        self._leave(live.prefill.name, live.request.rid)
-        self._leave(live.decode.name, live.request.rid)
+        self._leave(live.prefill.name, live.rid)
+        self._leave(live.decode.name, live.rid)
 
     def _leave(self, name: str, rid: str) -> None:
         pool = self._memories[name].pool

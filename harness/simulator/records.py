@@ -1,12 +1,20 @@
 """What a simulation tells of each request and of the whole, and a request on its way."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.core import Instance, Outcome, Request, Role, Route
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec import field as struct_field
+
+from harness.core import Instance, Outcome, Role, Route
 from harness.engine.memory import Memory
 from harness.kv_path import KvPath
 from harness.utilisation import Utilisation
+
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +68,17 @@ class RoleTaken:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """``requests`` in the order of the schedule. ``utilisation``: work served over the planned
-    window (``throughput.window_s``), so above 1 where a backlog was left at its end.
+    """``requests`` in the order of the schedule, or none where a sink took them
+    (``harness.simulator.rows``); ``num_requests`` counts them all. ``utilisation``: work served
+    over the planned window (``utilisation.window_s``), so above 1 where a backlog was left at its
+    end.
     ``end_s`` is when the last request ended. ``crossed_bytes`` of KV crossed the link either way,
     of which ``copied_bytes`` were prefixes copied between the clusters.
     """
 
-    requests: tuple[SimulatedRequest, ...]
+    requests: Sequence[SimulatedRequest]
+    num_requests: int
+    num_completed: int
     utilisation: Utilisation
     window_s: float
     end_s: float
@@ -74,18 +86,27 @@ class Simulation:
     copied_bytes: float = 0.0
     thresholds: tuple[ThresholdSet, ...] = ()
     roles: tuple[RoleTaken, ...] = ()
+    start_s: float = 0.0
+    #: Of the requests that completed, in the order of the schedule  # [completed]
+    ttft_s: FloatArray = field(default_factory=lambda: np.empty(0), compare=False)
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def num_completed(self) -> int:
-        return sum(r.outcome == "completed" for r in self.requests)
+    def throughput_req_per_s(self) -> float:
+        """Completed requests over the time from the first arrival to the last end: at saturation
+        what the slowest stage carries, else nearly the load."""
+        return self.num_completed / (self.end_s - self.start_s)
 
 
-@dataclass(slots=True)
-class Live:
-    """A request on its way: the instants known so far."""
+class Live(Struct, gc=False):
+    """A request on its way: the instants known so far. A struct for the reason of
+    ``harness.scheduling.events``."""
 
-    request: Request
+    rid: str
     number: int
+    planned_s: float
+    input_tokens: int
+    output_tokens: int
     route: Route
     service_s: float
     hop_s: float
@@ -103,12 +124,15 @@ class Live:
     landed_s: float = 0.0
     granted_s: float = 0.0
     asked_slot_s: float = 0.0
+    second_s: float = 0.0
     #: Who holds what is fetched, and what need not be sent.
     holders: tuple[Memory | None, Memory | None] = (None, None)
     started: bool = False
     prefilled: bool = False
     landed: bool = False
     has_slot: bool = False
+    #: It has ended; what still comes of it concerns nobody.
+    over: bool = False
 
     @property
     def prefill(self) -> Instance:
@@ -119,95 +143,16 @@ class Live:
         return self.route.decode
 
 
-@dataclass(slots=True)
-class PrefillQueue:
+class PrefillQueue(Struct):
     """A prefill instance: who waits for it, and the path its KV leaves by."""
 
     path: KvPath | None
     running: bool = False
-    queue: deque[Live] = field(default_factory=deque)
+    queue: deque[Live] = struct_field(default_factory=deque)
 
 
-@dataclass(slots=True)
-class DecodeQueue:
+class DecodeQueue(Struct):
     """A decode instance: its free slots, and who waits for one."""
 
     free: int
-    queue: deque[Live] = field(default_factory=deque)
-
-
-def completed(live: Live, now_s: float, first_s: float, second_s: float) -> SimulatedRequest:
-    """The row of a request whose last token came now, its first and second ones when said."""
-    request = live.request
-    return SimulatedRequest(
-        rid=request.rid,
-        index=request.index,
-        planned_s=request.planned_s,
-        input_tokens=request.input_tokens,
-        output_tokens=request.output_tokens,
-        route=live.route,
-        outcome="completed",
-        failure_phase=None,
-        prefill_queue_s=live.start_s - (request.planned_s + live.hop_s),
-        prefill_s=live.service_s,
-        transfer_s=live.landed_s - live.end_s + live.hop_s,
-        decode_admission_s=live.granted_s - live.landed_s,
-        first_token_s=0.0,
-        ttft_s=first_s - request.planned_s,
-        time_to_second_token_s=second_s - request.planned_s if request.output_tokens > 1 else None,
-        e2e_s=now_s - request.planned_s,
-        kv_bytes=live.kv_bytes,
-        cached_tokens=live.cached_tokens,
-        fetched_tokens=live.fetched_tokens,
-        resident_tokens=live.resident_tokens,
-    )
-
-
-def failed(live: Live, phase: str) -> SimulatedRequest:
-    """The row of a request that was placed and failed in ``phase``."""
-    request = live.request
-    return SimulatedRequest(
-        rid=request.rid,
-        index=request.index,
-        planned_s=request.planned_s,
-        input_tokens=request.input_tokens,
-        output_tokens=request.output_tokens,
-        route=live.route,
-        outcome="failed",
-        failure_phase=phase,
-        prefill_queue_s=(live.start_s - (request.planned_s + live.hop_s) if live.started else None),
-        prefill_s=live.service_s if live.prefilled else None,
-        transfer_s=live.landed_s - live.end_s + live.hop_s if live.landed else None,
-        decode_admission_s=None,
-        first_token_s=None,
-        ttft_s=None,
-        time_to_second_token_s=None,
-        e2e_s=None,
-        kv_bytes=live.kv_bytes if live.started else None,
-        cached_tokens=live.cached_tokens,
-        fetched_tokens=live.fetched_tokens,
-        resident_tokens=live.resident_tokens,
-    )
-
-
-def rejected(request: Request) -> SimulatedRequest:
-    """The row of a request that was refused at once."""
-    return SimulatedRequest(
-        rid=request.rid,
-        index=request.index,
-        planned_s=request.planned_s,
-        input_tokens=request.input_tokens,
-        output_tokens=request.output_tokens,
-        route=None,
-        outcome="failed",
-        failure_phase="rejected",
-        prefill_queue_s=None,
-        prefill_s=None,
-        transfer_s=None,
-        decode_admission_s=None,
-        first_token_s=None,
-        ttft_s=None,
-        time_to_second_token_s=None,
-        e2e_s=None,
-        kv_bytes=None,
-    )
+    queue: deque[Live] = struct_field(default_factory=deque)

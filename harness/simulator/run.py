@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.core import PRFAAS, Instance, Request
-from harness.kv_path import KvPath, LayerSizes, ready_times
 from harness.scenario import Scenario
 from harness.scheduling import events as ev
 from harness.scheduling.scheduler import Scheduler
 from harness.scheduling.scheduler_config import SchedulerConfig
-from harness.simulator.link import link_path
+from harness.simulator.arrivals import arrivals, first_s, no_collector
+from harness.simulator.link import Paths
 from harness.simulator.prefixes import Pools
 from harness.simulator.pulse import Pulse
 from harness.simulator.records import (
@@ -19,17 +19,19 @@ from harness.simulator.records import (
     Live,
     PrefillQueue,
     RoleTaken,
-    SimulatedRequest,
     Simulation,
     ThresholdSet,
-    completed,
-    failed,
-    rejected,
+)
+from harness.simulator.rows import (
+    PHASE_CODES,
+    RowWriter,
+    Sink,
+    ended_row,
+    rejected_row,
 )
 from harness.simulator.usage import Usage
 from harness.utilisation import window_s
 
-#: What happens, and to what: mostly a ``Live``.
 _Happen = Callable[[Any, float], None]
 
 
@@ -43,26 +45,28 @@ class Run:
         schedule: Sequence[Request],
         *,
         transfer: bool,
+        sink: Sink | None,
     ) -> None:
         self._config = config
         self._scenario = scenario
         self._schedule = schedule
         self._scheduler = Scheduler(config)
+        self._handle = self._scheduler.handle
         self._heap: list[tuple[float, int, _Happen, Any]] = []
         self._sequence = 0
         self._end_s = 0.0
-        self._rows: list[SimulatedRequest | None] = [None] * len(schedule)
+        self._writer = RowWriter(schedule, sink)
         self._arrivals_left = len(schedule)
         self._reserve_first = config.admission == "reserve_first"
+        self._from_prefill = scenario.scheduling.ttft_source == "prefill"
         self._deadline_s = scenario.scheduling.admission_deadline_s
         self._staleness_s = scenario.scheduling.cache_staleness_s
-        self._layerwise = scenario.transport.layerwise
-        self._sizes = LayerSizes(scenario.model.architecture)
-        self._back_s = scenario.link.far_to_near.delay_s if transfer else 0.0
-        self._transfer = transfer
-        self._link = link_path(scenario, "far_to_near")
-        self._out = link_path(scenario, "near_to_far")
-        self._fabric: list[KvPath] = []
+        self._step_s = config.decode_step_s
+        self._moved_bytes = config.moved_bytes
+        self._out_s = config.link_delay_s
+        self._paths = Paths(scenario, transfer=transfer)
+        self._link, self._out = self._paths.link, self._paths.out
+        self._back_s = self._link.delay_s if transfer else 0.0
         self._prefill: dict[str, PrefillQueue] = {}
         self._decode: dict[str, DecodeQueue] = {}
         for one in config.instances:
@@ -72,6 +76,8 @@ class Run:
         if config.keeps_prefixes:
             self._pools = Pools(scenario, config, schedule, self._pool_changed)
         self._now_s = 0.0
+        #: Little's law: requests in flight over time, and the time that each was, since when.
+        self._in_flight_s = self._stayed_s = self._counted_s = 0.0
         #: Pools with changes that are on their way to the scheduler.
         self._reporting: set[str] = set()
         #: Instances whose next prefill finds no room.
@@ -85,46 +91,40 @@ class Run:
         """Put an instance into service in its role."""
         if one.role == "decode":
             self._decode[one.name] = DecodeQueue(self._config.decode_max_batch)
-        elif not self._transfer:
-            self._prefill[one.name] = PrefillQueue(None)
-        elif one.cluster == PRFAAS:
-            self._prefill[one.name] = PrefillQueue(self._link)
         else:
-            path = KvPath(self._scenario.fabric.rate_bytes_per_s, 0.0)
-            self._fabric.append(path)
-            self._prefill[one.name] = PrefillQueue(path)
+            self._prefill[one.name] = PrefillQueue(self._paths.of(one))
 
     def run(self) -> Simulation:
-        heap, schedule = self._heap, self._schedule
         if self._pulse.wanted:
             self._at(0.0, self._look, None)
-        order = sorted(range(len(schedule)), key=lambda n: schedule[n].planned_s)
-        for number in order:
-            request = schedule[number]
-            while heap and heap[0][0] <= request.planned_s:
-                self._happen()
-            self._now_s = request.planned_s
-            self._arrivals_left -= 1
-            self._arrive(request, number)
-        while heap:
-            self._happen()
+        heap, pop = self._heap, heapq.heappop
+        with no_collector():
+            for number, planned_s, tokens, output_tokens in arrivals(self._schedule):
+                while heap and heap[0][0] <= planned_s:
+                    self._now_s, _, happen, what = pop(heap)
+                    happen(what, self._now_s)
+                self._now_s = planned_s
+                self._arrivals_left -= 1
+                self._arrive(number, planned_s, tokens, output_tokens)
+            while heap:
+                self._now_s, _, happen, what = pop(heap)
+                happen(what, self._now_s)
         return self._result()
-
-    def _happen(self) -> None:
-        self._now_s, _, happen, what = heapq.heappop(self._heap)
-        happen(what, self._now_s)
 
     def _result(self) -> Simulation:
         assert self._scheduler.in_flight == 0, "a request neither finished nor failed"
-        rows = tuple(row for row in self._rows if row is not None)
-        assert len(rows) == len(self._schedule), "a request was lost"
+        rows = self._writer.finish()
+        assert self._writer.num_rows == len(self._schedule), "a request was lost"
+        # Little's law, of what the scheduler counts and what the rows say.
+        assert math.isclose(self._in_flight_s, self._stayed_s, rel_tol=1e-6, abs_tol=1e-6)
         if self._pools is not None:
             self._pools.check_nothing_is_left()
-        window = window_s(self._scenario, self._schedule)
-        start_s = min(request.planned_s for request in self._schedule)
-        usage = self._usage.shares(start_s, window, self._link, self._fabric, self._roles)
+        window, start_s = window_s(self._scenario, self._schedule), first_s(self._schedule)
+        usage = self._usage.shares(start_s, window, self._link, self._paths.fabric, self._roles)
         return Simulation(
             rows,
+            self._writer.num_rows,
+            self._writer.num_completed,
             usage,
             window,
             self._end_s,
@@ -132,6 +132,9 @@ class Run:
             self._copied_bytes,
             tuple(self._thresholds),
             tuple(self._roles),
+            start_s,
+            self._writer.ttft_s(),
+            dict(self._writer.failures),
         )
 
     def _at(self, when_s: float, happen: _Happen, what: Any) -> None:
@@ -140,7 +143,7 @@ class Run:
 
     def _tell(self, event: ev.Event, now_s: float) -> None:
         """Give the scheduler an event that is no arrival and do what it says."""
-        for action in self._scheduler.handle(event, now_s):
+        for action in self._handle(event, now_s):  # mostly none
             match action:
                 case ev.SetThreshold(tokens, reason):
                     self._thresholds.append(ThresholdSet(now_s, tokens, reason))
@@ -150,8 +153,6 @@ class Run:
                     self._at(now_s + self._staleness_s, self._resync, instance)
                 case _:
                     raise AssertionError(f"an instance never goes down here: {action}")
-
-    # -- what the scheduler is told between requests --
 
     def _look(self, _: None, now_s: float) -> None:
         reports = self._pulse.look(now_s)
@@ -200,21 +201,22 @@ class Run:
         self._serve(one)
         self._roles.append(taken)
 
-    # -- a request's life --
-
-    def _arrive(self, request: Request, number: int) -> None:
-        now_s = request.planned_s
-        keys = () if self._pools is None else self._pools.keys(request)
-        arrived = ev.Arrived(request.rid, request.input_tokens, request.output_tokens, keys)
-        (action,) = self._scheduler.handle(arrived, now_s)
-        if isinstance(action, ev.Reject):
-            self._rows[number] = rejected(request)
-            self._end_s = max(self._end_s, now_s)
+    def _arrive(self, number: int, now_s: float, tokens: int, output_tokens: int) -> None:
+        self._count_in_flight(now_s)
+        rid = str(number)
+        keys: tuple[int, ...] = ()
+        if self._pools is not None:
+            keys = self._pools.keys(self._schedule[number])
+        (action,) = self._handle(ev.Arrived(rid, tokens, output_tokens, keys), now_s)
+        if type(action) is not ev.Dispatch:
+            self._reject(number, now_s)
             return
-        assert isinstance(action, ev.Dispatch)
-        out_and_back_s = (self._config.link_delay_s, self._back_s)
-        hop_s, back_s = out_and_back_s if action.route.crosses else (0.0, 0.0)
-        live = Live(request, number, action.route, action.prefill_service_s, hop_s, back_s, keys)
+        route = action.route
+        hop_s, back_s = (self._out_s, self._back_s) if route.crosses else (0.0, 0.0)
+        live = Live(
+            rid, number, now_s, tokens, output_tokens, route, action.prefill_service_s, hop_s,
+            back_s, keys,
+        )  # fmt: skip
         live.asked_slot_s = now_s
         if action.copy is not None and self._begin_copy(live, action.copy, now_s):
             return
@@ -223,7 +225,7 @@ class Run:
     def _begin_copy(self, live: Live, copy: ev.CopyPrefix, now_s: float) -> bool:
         """Send a prefix across the link; the request goes on when it has arrived."""
         assert self._pools is not None
-        nbytes = self._pools.begin_copy(live.request.rid, live.keys, copy)
+        nbytes = self._pools.begin_copy(live.rid, live.keys, copy)
         if nbytes is None:
             return False
         path = self._out if live.prefill.cluster == PRFAAS else self._link
@@ -238,22 +240,24 @@ class Run:
     def _end_copy(self, what: tuple[Live, ev.CopyPrefix], now_s: float) -> None:
         live, copy = what
         assert self._pools is not None
-        self._pools.end_copy(live.request.rid, live.keys, copy, arrived=True)
+        self._pools.end_copy(live.rid, live.keys, copy, arrived=True)
         self._go(live, now_s)
         self._retry_stalled(now_s)
 
     def _lose_copy(self, what: tuple[Live, ev.CopyPrefix], now_s: float) -> None:
         live, copy = what
         assert self._pools is not None
-        self._pools.end_copy(live.request.rid, live.keys, copy, arrived=False)
+        self._pools.end_copy(live.rid, live.keys, copy, arrived=False)
         self._lose(live, now_s)
 
     def _go(self, live: Live, now_s: float) -> None:
         """Towards the prefill instance, or first to the decode instance for a slot."""
         if self._reserve_first:
             self._ask_slot(live, now_s)
-        else:
+        elif live.hop_s:
             self._send_out(live, now_s)
+        else:
+            self._at(now_s, self._join_prefill, live)
 
     def _send_out(self, live: Live, now_s: float) -> None:
         if live.hop_s:
@@ -264,11 +268,10 @@ class Run:
             self._at(now_s + live.hop_s, self._join_prefill, live)
 
     def _timeout_s(self, live: Live) -> float:
-        due_s = live.request.planned_s + self._scenario.testbed.request_timeout_s
-        return max(self._now_s, due_s)
+        return max(self._now_s, live.planned_s + self._scenario.testbed.request_timeout_s)
 
     def _join_prefill(self, live: Live, now_s: float) -> None:
-        prefill = self._prefill[live.prefill.name]
+        prefill = self._prefill[live.route.prefill.name]
         if prefill.running or prefill.queue:
             prefill.queue.append(live)
         else:
@@ -281,30 +284,25 @@ class Run:
                 self._stalled[live.prefill.name] = None
                 return
             if live.fetch_s:
-                self._at(now_s + live.fetch_s, self._end_fetch, live)
+                self._at(now_s + live.fetch_s, self._pools.fetched, live)
         prefill.running = live.started = True
-        live.start_s, live.end_s = now_s, now_s + live.service_s
-        sizes = self._sizes(live.request.input_tokens, live.resident_tokens)
-        live.kv_bytes = int(sizes.sum())
+        live.start_s = now_s
+        live.end_s = end_s = now_s + live.service_s
+        tokens, resident = live.input_tokens, live.resident_tokens
+        live.kv_bytes = self._moved_bytes(tokens, resident)
         if prefill.path is not None:
-            ready_s = ready_times(
-                now_s + live.fetch_s, live.end_s, len(sizes), layerwise=self._layerwise
-            )
-            prefill.path.offer(live.number, ready_s, sizes)
-        self._tell(ev.PrefillStarted(live.request.rid), now_s)
-        self._at(live.end_s, self._end_prefill, live)
-
-    def _end_fetch(self, live: Live, _now_s: float) -> None:
-        assert self._pools is not None
-        self._pools.fetched(live)
+            prefill.path.offer(live.number, now_s + live.fetch_s, end_s, tokens, resident)
+        self._tell(ev.PrefillStarted(live.rid), now_s)
+        self._at(end_s, self._end_prefill, live)
 
     def _end_prefill(self, live: Live, now_s: float) -> None:
-        prefill = self._prefill[live.prefill.name]
+        route = live.route
+        prefill = self._prefill[route.prefill.name]
         live.prefilled = True
-        self._usage.prefilled(live)
+        self._usage.prefill_busy_s[route.prefill.cluster] += live.service_s
         if self._pools is not None:
             self._pools.prefilled(live)
-        self._tell(ev.PrefillDone(live.request.rid), now_s)
+        self._tell(ev.PrefillDone(live.rid), now_s)
         landed_s = now_s if prefill.path is None else prefill.path.landed_s(live.number, now_s)
         if landed_s == math.inf:
             self._at(self._timeout_s(live), self._lose, live)
@@ -318,21 +316,24 @@ class Run:
         live.landed_s, live.landed = now_s, True
         if self._pools is not None:
             self._pools.landed(live)
-        self._tell(ev.TransferDone(live.request.rid, live.kv_bytes), now_s)
         if self._reserve_first:
             self._begin_decode(live, now_s)
         else:
             live.asked_slot_s = now_s
             self._ask_slot(live, now_s)
-        self._retry_stalled(now_s)
+        if self._stalled:
+            self._retry_stalled(now_s)
 
     def _ask_slot(self, live: Live, now_s: float) -> None:
-        decode = self._decode[live.decode.name]
+        decode = self._decode[live.route.decode.name]
         if decode.free > 0:
             self._grant(decode, live, now_s)
-        else:
-            decode.queue.append(live)
-            self._at(now_s + self._deadline_s, self._give_up, live)
+            return
+        if live.landed:
+            # Where a slot is granted at once its grant says that the KV is there.
+            self._tell(ev.TransferDone(live.rid, live.kv_bytes), now_s)
+        decode.queue.append(live)
+        self._at(now_s + self._deadline_s, self._give_up, live)
 
     def _grant(self, decode: DecodeQueue, live: Live, now_s: float) -> None:
         decode.free -= 1
@@ -345,46 +346,55 @@ class Run:
 
     def _begin_decode(self, live: Live, now_s: float) -> None:
         live.granted_s = now_s
-        self._tell(ev.DecodeAdmitted(live.request.rid), now_s)
-        decoding_s = (live.request.output_tokens - 1) * self._config.decode_step_s
-        self._at(now_s + decoding_s, self._finish, live)
+        self._tell(ev.DecodeAdmitted(live.rid), now_s)
+        live.second_s = now_s + self._step_s
+        self._at(now_s + (live.output_tokens - 1) * self._step_s, self._finish, live)
 
     def _finish(self, live: Live, now_s: float) -> None:
-        from_prefill = self._scenario.scheduling.ttft_source == "prefill"
-        first_s = live.end_s + live.back_s if from_prefill else live.granted_s
-        second_s = live.granted_s + self._config.decode_step_s
-        self._rows[live.number] = completed(live, now_s, first_s, second_s)
-        self._leave(live, ev.Finished(live.request.rid), now_s)
+        self._leave(live, 0, ev.Finished(live.rid), now_s)
 
     def _give_up(self, live: Live, now_s: float) -> None:
         if live.has_slot:
             return
         self._decode[live.decode.name].queue.remove(live)
-        self._rows[live.number] = failed(live, "decode_admission")
-        self._leave(live, ev.Failed(live.request.rid, "decode_admission"), now_s)
+        phase = "decode_admission"
+        self._leave(live, PHASE_CODES[phase], ev.Failed(live.rid, phase), now_s)
 
     def _lose(self, live: Live, now_s: float) -> None:
         """What waits for a link that stays down is given up at the request timeout."""
         phase = "transfer" if live.started else "prefill_queue"
-        self._rows[live.number] = failed(live, phase)
-        self._leave(live, ev.Failed(live.request.rid, phase), now_s)
+        self._leave(live, PHASE_CODES[phase], ev.Failed(live.rid, phase), now_s)
 
-    def _leave(self, live: Live, event: ev.Finished | ev.Failed, now_s: float) -> None:
+    def _leave(self, live: Live, phase: int, event: ev.Finished | ev.Failed, now_s: float) -> None:
         """The request has ended; whoever waits for its slot or its memory goes on."""
+        code = self._writer.route_code(live.route)
+        self._writer.add(ended_row(live, phase, now_s, code, from_prefill=self._from_prefill))
         if self._pools is not None:
             self._pools.ended(live)
-        decode = self._decode[live.decode.name]
+        decode = self._decode[live.route.decode.name]
         if live.has_slot:
-            self._usage.decoded(live, now_s)
+            self._usage.slots_busy_s += now_s - live.asked_slot_s
             decode.free += 1
+        self._count_in_flight(now_s)
+        self._stayed_s += now_s - live.planned_s
         self._tell(event, now_s)
-        self._end_s = max(self._end_s, now_s)
+        if now_s > self._end_s:
+            self._end_s = now_s
         if live.has_slot and decode.queue:
             self._grant(decode, decode.queue.popleft(), now_s)
-        self._retry_stalled(now_s)
+        if self._stalled:
+            self._retry_stalled(now_s)
+
+    def _count_in_flight(self, now_s: float) -> None:
+        self._in_flight_s += self._scheduler.in_flight * (now_s - self._counted_s)
+        self._counted_s = now_s
 
     def _retry_stalled(self, now_s: float) -> None:
         for name in tuple(self._stalled):
             del self._stalled[name]
             prefill = self._prefill[name]
             self._start_prefill(prefill, prefill.queue.popleft(), now_s)
+
+    def _reject(self, number: int, now_s: float) -> None:
+        self._writer.add(rejected_row(number, now_s))
+        self._end_s = max(self._end_s, now_s)

@@ -5,23 +5,18 @@ from collections.abc import Sequence
 from harness.core import PD, PRFAAS
 from harness.kv_path import KvPath
 from harness.scheduling.scheduler_config import SchedulerConfig
-from harness.simulator.records import Live, RoleTaken
+from harness.simulator.records import RoleTaken
 from harness.utilisation import Utilisation
 
 
 class Usage:
-    """Counts as the run goes; ``shares`` at its end."""
+    """Counted as the run goes; ``shares`` at its end."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._prefill_busy_s = dict.fromkeys((i.cluster for i in config.instances), 0.0)
-        self._slots_busy_s = 0.0
-
-    def prefilled(self, live: Live) -> None:
-        self._prefill_busy_s[live.prefill.cluster] += live.service_s
-
-    def decoded(self, live: Live, now_s: float) -> None:
-        self._slots_busy_s += now_s - live.asked_slot_s
+        #: Seconds of prefill by cluster, and of decode slots that were held.
+        self.prefill_busy_s = dict.fromkeys((i.cluster for i in config.instances), 0.0)
+        self.slots_busy_s = 0.0
 
     def shares(
         self,
@@ -33,7 +28,7 @@ class Usage:
     ) -> Utilisation:
         """Over ``window`` seconds from ``start_s``, the planned time of the load."""
         instances = self._config.instances
-        busy_s = self._prefill_busy_s
+        busy_s = self.prefill_busy_s
         share: dict[str, float | None] = {}
         for cluster in busy_s:
             count = sum(i.role == "prefill" and i.cluster == cluster for i in instances)
@@ -47,7 +42,7 @@ class Usage:
         return Utilisation(
             prfaas_prefill=share.get(PRFAAS),
             pd_prefill=share.get(PD),
-            pd_decode=self._slots_busy_s / slots_s,
+            pd_decode=self.slots_busy_s / slots_s,
             link=_link_share(link, start_s, window) if share.get(PRFAAS) is not None else None,
             fabric=_fabric_share(fabric, window),
         )

@@ -64,6 +64,8 @@ class PrefillSpan(msgspec.Struct):
     #: The prefix that was not computed, and what of it came from another instance's pool.
     cached_tokens: int = 0
     fetched_tokens: int = 0
+    #: When each layer was final; told by a worker that is asked to (``EngineConfig``).
+    layer_final_mono_ns: list[int] = []
 
 
 class DecodeSpan(msgspec.Struct):
@@ -82,16 +84,46 @@ class DecodeSpan(msgspec.Struct):
     resident_tokens: int = 0
 
 
+class PrefillTimes(msgspec.Struct):
+    """What SGLang's prefill server says of one request: seconds by its own clock, None where its
+    version does not say."""
+
+    queue_s: float | None
+    prefill_s: float | None
+    #: From the end of prefill until the server knows that the last KV has gone.
+    transfer_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    first_token: int | None
+
+
+class DecodeTimes(msgspec.Struct):
+    """What SGLang's decode server says of one request; the same way."""
+
+    #: From the KV's arrival until the request is in a batch.
+    admission_s: float | None
+    first_token_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    retractions: int
+    #: Whether it ran a prefill itself; None where its version does not say.
+    prefilled: bool | None
+
+
 class Spans(msgspec.Struct, omit_defaults=True):
-    """The harness' own part of ``meta_info``."""
+    """The harness' own part of ``meta_info``. The times are of engines whose clock is not ours."""
 
     event: str = ""
     prefill: PrefillSpan | None = None
     decode: DecodeSpan | None = None
+    prefill_times: PrefillTimes | None = None
+    decode_times: DecodeTimes | None = None
 
 
 class MetaInfo(msgspec.Struct, omit_defaults=True):
-    """SGLang's ``meta_info``: the keys used here."""
+    """SGLang's ``meta_info``: the keys used here. Those of time need ``--enable-metrics``; they are
+    seconds, and what is named ``_time`` or ``_ts`` is an instant by ``time.time()``, of which only
+    differences within one server mean something."""
 
     id: str = ""
     prompt_tokens: int = 0
@@ -99,6 +131,18 @@ class MetaInfo(msgspec.Struct, omit_defaults=True):
     cached_tokens: int = 0
     finish_reason: Any = None
     prfaas: Spans | None = None
+    num_retractions: int = 0
+    request_received_ts: float | None = None
+    queue_time: float | None = None
+    forward_entry_time: float | None = None
+    prefill_finished_time: float | None = None
+    request_finished_ts: float | None = None
+    response_sent_to_client_ts: float | None = None
+    #: As SGLang 0.5.9 has them.
+    total_retractions: int = 0
+    prefill_finished_ts: float | None = None
+    decode_finished_ts: float | None = None
+    inference_time: float | None = None
 
 
 class GenerateChunk(msgspec.Struct, omit_defaults=True):

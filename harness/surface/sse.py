@@ -6,7 +6,7 @@ cut anywhere. How the bytes were cut into chunks never changes the events.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: A line, or the data of one event, longer than this is not a completion chunk.
 MAX_LINE_BYTES = 1 << 20
@@ -19,8 +19,7 @@ class SseError(ValueError):
     """The stream holds a line or an event beyond the bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One dispatched event: its data lines joined by newlines, and its type."""
 
     data: str
@@ -35,6 +34,8 @@ class SseParser:
         self._partial_bytes = 0
         self._after_cr = False
         self._at_start = True
+        #: Nothing of a line or an event has been seen since the last event's end.
+        self._between_events = False
         self._data: list[str] = []
         self._data_bytes = 0
         self._name = ""
@@ -43,6 +44,11 @@ class SseParser:
 
     def feed(self, chunk: bytes | bytearray) -> list[Event]:
         """The events that ``chunk`` completes. Raises SseError beyond the bound."""
+        if self._between_events and chunk[:6] == b"data: " and chunk[-2:] == b"\n\n":
+            # Nearly all chunks of a stream of tokens are one whole event on one line.
+            line = bytes(chunk[:-2])
+            if b"\n" not in line and b"\r" not in line and len(line) <= MAX_LINE_BYTES:
+                return [Event(line[6:].decode("utf-8", "replace"))]
         events: list[Event] = []
         if self._after_cr and chunk:
             # The CR that ended the last chunk ended its line; an LF here belongs to it.
@@ -63,6 +69,9 @@ class SseParser:
             self._partial.append(rest)
             self._partial_bytes += len(rest)
             _bound(self._partial_bytes, "a line")
+        self._between_events = not (
+            self._partial or self._after_cr or self._at_start or self._data or self._name
+        )
         return events
 
     def _line(self, line: bytes, events: list[Event]) -> None:

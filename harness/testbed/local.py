@@ -7,51 +7,31 @@ all cross the shaped link; what stays inside a cluster does not.
 
 import secrets
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.core import PD, PRFAAS, EngineError, Instance, LoadError
+from harness.core import PD, PRFAAS, EngineError, Instance
 from harness.deployment import Deployment
 from harness.engine.config import LINK_SAMPLES_PERIOD_S, EngineConfig, InstanceConfig
 from harness.gateway.config import GatewayConfig, WorkerAddress
 from harness.gateway_settings import read_api_key
-from harness.load.plan import Plan, write_plan
 from harness.profile_file import ProfileSource
 from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario
 from harness.scheduling.config import Policy, decode_batch, decode_step_s, policy_of
-from harness.testbed.children import GRACE_S, Child, Children
-from harness.testbed.sampler import LinkSampler
+from harness.testbed import sglang
+from harness.testbed.children import Child, Children
+from harness.testbed.loading import Loading, LoadResult, Progress
 from harness.transport.socket_options import MAX_BDP_BYTES
 from netem.testlink import Site, TestLink
-from netem.variation import LinkSchedule
-from netem.variation_run import Applied
 
 READY_TIMEOUT_S = 60.0
-#: From the order to start until the first planned instant, so that no process is late for it.
-LEAD_S = 0.5
 SAMPLE_PERIOD_WALL_S = 0.1
 #: Without so many reports of its senders a link is taken to be down.
 SILENT_REPORTS = 5
-
-Progress = Callable[[int, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """What the load process said at its end, the run's planned origin, and how the link changed
-    since, in wall seconds."""
-
-    start_mono_ns: int
-    end_mono_ns: int
-    completed: int
-    failed: int
-    unsent: int
-    link_changes: tuple[Applied, ...]
 
 
 class LocalTestbed:
@@ -64,12 +44,14 @@ class LocalTestbed:
         run: RunDirectory,
         cell: Cell,
         link: TestLink,
+        web_fd: int | None = None,
     ) -> None:
         self._scenario = scenario
         self._deployment = deployment
         self._run = run
         self._cell = cell
         self._link = link
+        self._web_fd = web_fd
         self._children = Children()
         self._secret_hex = secrets.token_hex(32)
         #: What the workers want as a bearer token, and where each is reached from the near site.
@@ -82,6 +64,8 @@ class LocalTestbed:
         self.gateway_port = 0
         #: TCP's settings in each cluster's network, for the record.
         self.tcp: dict[str, Any] = {}
+        #: Of real servers, by the name of the engine.
+        self.versions: dict[str, str] = {}
 
     @property
     def priority(self) -> str:
@@ -110,6 +94,18 @@ class LocalTestbed:
         by_cluster = {
             cluster: [i for i in instances if i.cluster == cluster] for cluster in (PD, PRFAAS)
         }
+        is_real = self._scenario.engine.kind == "sglang"
+        opened = (self._open_servers if is_real else self._open_workers)(by_cluster, instances)
+        self._gateway = self._start_gateway(opened)
+        pairs = sum(one.role == "decode" for one in instances)
+        patience_s = READY_TIMEOUT_S + (pairs * sglang.CANARY_TIMEOUT_S if is_real else 0.0)
+        port = self._children.wait_for(self._gateway, "ready", patience_s)["port"]
+        self.gateway_port = int(port)
+
+    def _open_workers(
+        self, by_cluster: dict[str, list[Instance]], instances: tuple[Instance, ...]
+    ) -> list[WorkerAddress]:
+        """The emulated engine: a process a cluster, which then learn where KV goes."""
         workers = {
             cluster: self._start_worker(cluster, members)
             for cluster, members in by_cluster.items()
@@ -120,20 +116,43 @@ class LocalTestbed:
             for cluster, worker in workers.items()
         }
         self.tcp = {cluster: answer["tcp"] for cluster, answer in ready.items()}
-        addresses = {
+        self.addresses = {
             instance.name: self._near_view(
                 instance, int(ready[instance.cluster]["ports"][instance.name])
             )
             for instance in instances
         }
-        self.addresses = addresses
         for cluster, worker in workers.items():
             routes = self._kv_routes(cluster, int(ready[cluster]["kv_port"]), instances)
             worker.tell({"kv_routes": routes})
             self._children.wait_for(worker, "routed", READY_TIMEOUT_S)
-        self._gateway = self._start_gateway(instances, addresses)
-        port = self._children.wait_for(self._gateway, "ready", READY_TIMEOUT_S)["port"]
-        self.gateway_port = int(port)
+        return [
+            WorkerAddress(i.name, i.cluster, i.role, i.hardware, *self.addresses[i.name])
+            for i in instances
+        ]
+
+    def _open_servers(
+        self, by_cluster: dict[str, list[Instance]], instances: tuple[Instance, ...]
+    ) -> list[WorkerAddress]:
+        """SGLang: a launcher a cluster. All start at once, which takes as long as the slowest."""
+        asked = self._scenario.engine.sglang
+        assert asked is not None, "the engine is SGLang"
+        if not sglang.all_attached(self._deployment, asked):
+            sglang.check_link(self._deployment, self._link)
+        launchers = {
+            cluster: self._start_launcher(cluster)
+            for cluster, members in by_cluster.items()
+            if members
+        }
+        patience_s = asked.ready_timeout_s + sglang.MARGIN_S
+        ready = {
+            cluster: self._children.wait_for(launcher, "ready", patience_s)
+            for cluster, launcher in launchers.items()
+        }
+        servers = sglang.reach(instances, ready, asked, self._link)
+        self.versions = {"sglang": servers.version} if servers.version else {}
+        self.addresses = {one.name: (one.host, one.port) for one in servers.workers}
+        return list(servers.workers)
 
     def _kv_routes(
         self, cluster: str, kv_port: int, instances: tuple[Instance, ...]
@@ -170,6 +189,7 @@ class LocalTestbed:
         to_wire = scale.time / scale.bytes
         fabric_bytes_per_s = scenario.fabric.rate_bytes_per_s * to_wire
         pacing = scenario.transport.pacing_bytes_per_s
+        bounds = self._receiver_bounds()
         config = EngineConfig(
             cluster=cluster,
             address=site.address,
@@ -204,7 +224,8 @@ class LocalTestbed:
             decode_max_batch=decode_batch(scenario, self._deployment),
             transfer_deadline_wall_s=self._timeout_wall_s(),
             sample_period_wall_s=SAMPLE_PERIOD_WALL_S,
-            **self._receiver_bounds(),
+            max_connections=bounds["max_connections"],
+            max_buffer_bytes=bounds["max_buffer_bytes"],
             secret_hex=self._secret_hex,
             api_key=self.worker_key,
             engines_spool=self._spool("engines"),
@@ -213,6 +234,21 @@ class LocalTestbed:
         name = f"worker-{cluster}"
         child = self._start(name, site, ["-m", "harness.engine"])
         child.tell(config)
+        return child
+
+    def _start_launcher(self, cluster: str) -> Child:
+        site = self._link.far if cluster == PRFAAS else self._link.near
+        folder = self._run.cell_path(self._cell)
+        name = f"servers-{cluster}"
+        # At no real-time priority: servers that compute would keep the machine from all others.
+        child = self._children.start(
+            name, site.popen, ["-m", "harness.engine.sglang"], self._log(name), EngineError
+        )
+        child.tell(
+            sglang.launcher_config(
+                self._scenario, self._deployment, cluster, site, folder, self.worker_key
+            )
+        )
         return child
 
     def _receiver_bounds(self) -> dict[str, int]:
@@ -229,25 +265,19 @@ class LocalTestbed:
         }
 
     def _start(self, name: str, site: Site, arguments: list[str]) -> Child:
-        blame = LoadError if name == "load" else EngineError
         rank = 0
         if self._scenario.testbed.realtime and sys.platform == "linux":
             # Downstream first: what is nearest to the first token must not wait for new arrivals.
             rank = 2 if name.startswith("worker") else 1
-        return self._children.start(name, site.popen, arguments, self._log(name), blame, rank)
+        return self._children.start(name, site.popen, arguments, self._log(name), EngineError, rank)
 
-    def _start_gateway(
-        self, instances: tuple[Instance, ...], addresses: dict[str, tuple[str, int]]
-    ) -> Child:
+    def _start_gateway(self, workers: list[WorkerAddress]) -> Child:
         scenario, given = self._scenario, self._scenario.gateway
         config = GatewayConfig(
             host=self._link.near.address,
             port=scenario.testbed.gateway_port,
             model=scenario.model.name,
-            workers=[
-                WorkerAddress(i.name, i.cluster, i.role, i.hardware, *addresses[i.name])
-                for i in instances
-            ],
+            workers=workers,
             profiles=self._profiles(),
             architecture=str(scenario.model.architecture.path.absolute()),
             kv_dtype=scenario.model.architecture.kv_dtype,
@@ -264,10 +294,26 @@ class LocalTestbed:
             max_retries=given.max_retries,
             max_body_bytes=given.max_body_bytes,
             tokenizer=str(given.tokenizer.absolute()) if given.tokenizer else None,
+            **self._of_engine(),
         )
         child = self._start("gateway", self._link.near, ["-m", "harness.gateway"])
         child.tell(config)
         return child
+
+    def _of_engine(self) -> dict[str, Any]:
+        """What of the gateway's configuration only real servers have."""
+        asked = self._scenario.engine.sglang
+        if asked is None:
+            return {}
+        return {
+            "engine": "sglang",
+            "canary_timeout_wall_s": sglang.CANARY_TIMEOUT_S,
+            "page_tokens": asked.page_size,
+            # Of several ranks one counts, and only what it holds: the run's own gate knows it.
+            "counts_kv": sglang.counts_kv(self.versions.get("sglang"))
+            and all(one.tp == 1 for one in asked.roles.values()),
+            "engines_spool": self._spool("engines"),
+        }
 
     def _policy(self) -> Policy:
         """The deployment's policy over the link as it was built."""
@@ -297,74 +343,20 @@ class LocalTestbed:
         ``address`` is where the load finds the gateway, if not at its own address.
         """
         assert self._gateway is not None
-        host, port = address or (self._link.near.address, self.gateway_port)
-        plan = Plan(
-            host=host,
-            port=port,
-            path="/v1/completions",
-            api_key=self.gateway_key,
-            model=self._scenario.model.name,
-            time_scale=self._scenario.scale.time,
-            schedule_path=str(self._run.schedule_path.absolute()),
-            spool_path=self._spool("client"),
-            salt=salt,
-            request_timeout_s=self._timeout_wall_s(),
+        loading = Loading(
+            self._scenario,
+            self._run,
+            self._cell,
+            self._link,
+            self._children,
+            self._gateway,
+            address or (self._link.near.address, self.gateway_port),
+            self.gateway_key,
+            self._web_fd,
         )
-        plan_path = self._run.cell_path(self._cell) / "plan.json"
-        try:
-            write_plan(plan, plan_path)
-            load = self._start("load", self._link.near, ["-m", "harness.load", str(plan_path)])
-            self._children.wait_for(load, "ready", READY_TIMEOUT_S)
-        finally:
-            plan_path.unlink(missing_ok=True)  # it holds the gateway's key
-        start_ns = time.monotonic_ns() + round(LEAD_S * 1e9)
-        with (
-            LinkSampler(self._link, Path(self._spool("link"))) as sampler,
-            self._link.run_schedule(self._link_schedule(), start_ns / 1e9) as variation,
-        ):
-            started(start_ns)
-            self._gateway.tell({"start_mono_ns": start_ns})
-            load.tell({"start_mono_ns": start_ns})
-            last_s = self._run.read_schedule()[-1].planned_s / self._scenario.scale.time
-            patience_s = LEAD_S + last_s + self._timeout_wall_s() + GRACE_S
-            finished = self._follow(load, sampler, progress, time.monotonic() + patience_s)
-        if finished["unsent"]:
-            raise LoadError(
-                f"the load stopped with {finished['unsent']} requests unsent, which nobody asked "
-                f"it to; {load.last_words()}"
-            )
-        end_ns = time.monotonic_ns()
-        self._children.stop(load)
-        return LoadResult(
-            start_ns,
-            end_ns,
-            finished["completed"],
-            finished["failed"],
-            finished["unsent"],
-            variation.log,
-        )
-
-    def _link_schedule(self) -> LinkSchedule:
-        """The link's changes on the wall clock; none where it is steady."""
-        scale, schedule = self._scenario.scale, self._scenario.link_schedule
-        return LinkSchedule(()) if schedule is None else schedule.scaled(scale.time, scale.bytes)
-
-    def _follow(
-        self, load: Child, sampler: LinkSampler, progress: Progress, deadline_s: float
-    ) -> dict[str, int]:
-        """Watch everything until the load has finished; what dies or hangs ends the run."""
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            if sampler.error is not None:
-                raise sampler.error
-            news = self._children.next_event(min(left_s, 1.0))
-            if news is None:
-                continue
-            child, event = news
-            if child is load and event["event"] == "progress":
-                progress(event["sent"], event["completed"], event["failed"])
-            elif child is load and event["event"] == "finished":
-                return event
-        raise LoadError(
-            f"the load did not end in time: every request should have by now, whatever became "
-            f"of it; {load.last_words()}"
-        )
+        result = loading.replay(salt, progress, started)
+        if self._scenario.engine.sglang is not None:
+            # The counters of its servers once more, after the last request.
+            self._gateway.tell({"count": True})
+            self._children.wait_for(self._gateway, "counted", READY_TIMEOUT_S)
+        return result

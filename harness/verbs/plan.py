@@ -42,6 +42,13 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
         "--html", type=Path, metavar="FILE", help="write a report of the plan, one offline file"
     )
     parser.add_argument(
+        "--emit-scenario",
+        type=Path,
+        metavar="FILE",
+        help="write the scenario with the plan found, its --set values and where its costs are "
+        "from; a new file",
+    )
+    parser.add_argument(
         "--table",
         choices=tuple(TABLES),
         help="phi: Table 3 and the operator model beside it; reduction: what shrinks a model's "
@@ -64,10 +71,17 @@ def _plan(options: argparse.Namespace) -> int:
         raise ScenarioError("prfaas plan needs a SCENARIO, or --table for one of the paper's.")
     if options.html is not None:
         check_output_file(options.html, "--html")
+    if options.emit_scenario is not None:
+        _check_emit(options)
     from harness.planning.plan import plan
 
     scenario = chosen_scenario(options)
-    document = plan(scenario, options.objective, keep=options.keep_plan).document()
+    found = plan(scenario, options.objective, keep=options.keep_plan)
+    if options.emit_scenario is not None:
+        from harness.scenario_text import emit_plan
+
+        emit_plan(found, _settings(options), options.emit_scenario)
+    document = found.document()
     document["bandwidth_wall"] = _bandwidth_wall(options.profiles, document["notes"])
     if options.html is not None:
         from harness.planning.report import write_plan_report
@@ -81,7 +95,24 @@ def _plan(options: argparse.Namespace) -> int:
         print_plan(document)
     if options.html is not None:
         print(f"report: {options.html}", file=sys.stderr if options.json else sys.stdout)
+    if options.emit_scenario is not None:
+        print(f"scenario: {options.emit_scenario}", file=sys.stderr)
     return 0
+
+
+def _check_emit(options: argparse.Namespace) -> None:
+    check_output_file(options.emit_scenario, "--emit-scenario", kept="name a new file")
+    if options.trace is not None:
+        raise ScenarioError(
+            "--emit-scenario writes the scenario's own workload; give the trace as --set "
+            "workload.trace=PATH in place of --trace."
+        )
+
+
+def _settings(options: argparse.Namespace) -> list[str]:
+    """All that was laid over the file."""
+    more = [] if options.duration is None else [f'load.duration="{options.duration}"']
+    return [*options.set, *more]
 
 
 def _bandwidth_wall(folder: Path, notes: list[str]) -> dict[str, Any] | None:
@@ -107,11 +138,18 @@ def _catalogue(folder: Path) -> "Catalogue":
 
 
 def _table(options: argparse.Namespace) -> int:
-    given = (options.scenario, options.trace, options.duration, options.html)
+    given = (
+        options.scenario,
+        options.trace,
+        options.duration,
+        options.html,
+        options.emit_scenario,
+    )
     if options.set or options.keep_plan or any(one is not None for one in given):
         raise ScenarioError(
             f"--table {options.table} is recomputed from the profiles in --profiles alone; it "
-            "takes no scenario, --set, --trace, --duration, --keep-plan or --html."
+            "takes no scenario, --set, --trace, --duration, --keep-plan, --html or "
+            "--emit-scenario."
         )
     rows, show = TABLES[options.table](_catalogue(options.profiles))
     if options.json:

@@ -11,6 +11,26 @@ if TYPE_CHECKING:
     from harness.scenario import Scenario
 
 
+#: Settings that --trace leaves their meaning, and those that are of a trace alone.
+_OF_ANY_LOAD = (
+    "load.seed",
+    "load.workers",
+    "load.concurrency",
+    "load.think_time",
+    "workload.rate_scale",
+)
+_OF_TRACE = (
+    "workload.trace_format",
+    "workload.trace_start",
+    "workload.trace_time_scale",
+    "workload.outside_bounds",
+    "workload.min_tokens",
+    "workload.max_tokens",
+    "workload.output_min_tokens",
+    "workload.output_max_tokens",
+)
+
+
 def add_scenario(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Options of every verb that takes a scenario."""
     parser.add_argument(
@@ -31,7 +51,8 @@ def add_scenario(parser: argparse.ArgumentParser, *, optional: bool = False) -> 
         "--trace",
         type=Path,
         metavar="PATH",
-        help="replay a Mooncake JSONL or Azure CSV trace instead of the scenario's workload; "
+        help="replay a trace instead of the scenario's workload (Mooncake JSONL, Azure or BurstGPT "
+        "CSV, a folder of ServeGen's, a run of ours); "
         "threshold and splits are solved anew for its lengths",
     )
     parser.add_argument(
@@ -46,7 +67,12 @@ def chosen_scenario(options: argparse.Namespace) -> "Scenario":
     from harness.scenario_change import with_trace
     from netem.units import parse_duration_s
 
-    scenario = load_scenario(options.scenario, options.set)
+    of_trace: list[str] = []
+    if options.trace is not None:
+        _refuse_overridden(options.set)
+        of_trace = [setting for setting in options.set if _key(setting) in _OF_TRACE]
+    own = [setting for setting in options.set if setting not in of_trace]
+    scenario = load_scenario(options.scenario, own)
     duration_s: float | None = None
     if options.duration is not None:
         try:
@@ -54,8 +80,7 @@ def chosen_scenario(options: argparse.Namespace) -> "Scenario":
         except ValueError as error:
             raise ScenarioError(f"--duration: {error}") from error
     if options.trace is not None:
-        _refuse_overridden(options.set)
-        return with_trace(scenario, options.trace, duration_s)
+        return with_trace(scenario, options.trace, duration_s, settings=of_trace)
     if duration_s is not None:
         return load_scenario(
             options.scenario, [*options.set, f'load.duration="{options.duration}"']
@@ -63,11 +88,15 @@ def chosen_scenario(options: argparse.Namespace) -> "Scenario":
     return scenario
 
 
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
+
+
 def _refuse_overridden(settings: Sequence[str]) -> None:
     """A trace brings its own lengths and arrivals: a setting for them would be without effect."""
-    kept = ("load.seed", "workload.rate_scale")
+    kept = (*_OF_TRACE, *_OF_ANY_LOAD)
     for setting in settings:
-        key = setting.partition("=")[0].strip()
+        key = _key(setting)
         if key.startswith(("load.", "workload.")) and key not in kept:
             raise ScenarioError(
                 f"--set {key} has no effect with --trace, whose lengths and arrivals are its own; "

@@ -1,0 +1,1 @@
+"""Measures what a profile holds, against a live engine: ``prfaas profile``."""

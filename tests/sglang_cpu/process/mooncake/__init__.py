@@ -1,0 +1,1 @@
+"""There, as far as anybody asks."""
