@@ -191,6 +191,7 @@ def _run_cells(
                     machine=log.manifest.machine | told,
                     versions=log.manifest.versions | testbed.versions,
                     link_notes=tuple(dict.fromkeys(notes)),
+                    notes=tuple(dict.fromkeys((*log.manifest.notes, *testbed.engine_notes))),
                 )
 
                 def on_progress(sent: int, done: int, failed: int, name: str = cell.name) -> None:

@@ -130,13 +130,6 @@ class KvPath:
         self._forget(key, one)
         return self._wall(departed) + self.delay_s
 
-    def withdraw(self, key: int) -> None:
-        """What is not sent yet of ``key`` never will be; what is counts as if it all had been."""
-        one = self._sending.get(key)
-        if one is not None:
-            self.sent_bytes += one.total_bytes
-            self._forget(key, one)
-
     def _forget(self, key: int, one: Sending) -> None:
         del self._sending[key]
         if one.place >= 0:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -275,11 +276,16 @@ def test_quantiles_beyond_the_completed_requests_are_null_and_shown_as_infinite(
         console.print(simulation_table(document))
     row = next(line.split() for line in capture.get().splitlines() if "4/3/5" in line)
     assert row == ["prfaas_pd", "4/3/5", "19,400", "4", "-", "2.00", "inf", "link", "0.50", "3.00"]
-    assert ttft_statistics([1.0, 2.0], 2) == {
+    few = "effective samples; a P99 needs 1,000"
+    assert ttft_statistics(np.array([1.0, 2.0]), 2) == {
         "ttft_mean_s": None, "ttft_mean_completed_s": 1.5, "ttft_p50_s": 2.0,
         "ttft_p50_completed_s": 1.0, "ttft_p90_s": None, "ttft_p90_completed_s": 2.0,
+        "effective_samples": 2.0, "ttft_p99_s": None, "ttft_p99_reason": f"2 {few}",
     }  # fmt: skip
-    assert ttft_statistics([1.0], 0) == {"ttft_mean_s": 1.0, "ttft_p50_s": 1.0, "ttft_p90_s": 1.0}
+    assert ttft_statistics(np.array([1.0]), 0) == {
+        "ttft_mean_s": 1.0, "ttft_p50_s": 1.0, "ttft_p90_s": 1.0,
+        "effective_samples": 1.0, "ttft_p99_s": None, "ttft_p99_reason": f"1 {few}",
+    }  # fmt: skip
 
 
 def test_the_simulated_table_fits_80_columns() -> None:

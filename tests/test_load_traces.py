@@ -81,4 +81,4 @@ def test_ten_minutes_of_a_published_trace(
 ) -> None:
     requests = requests_of(TRACES / name, kind, 60.0 * MINUTES)
     assert len(requests) > count
-    replay(tmp_path, requests, time_scale=20.0, workers=2)
+    replay(tmp_path, requests, time_scale=40.0, workers=2)

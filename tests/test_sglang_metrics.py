@@ -24,7 +24,6 @@ def test_a_prefill_server_counts_the_bytes_of_kv_and_state_exactly() -> None:
     one = load_architecture(ROOT / "profiles/tiny/sglang-tiny-kimi-linear.json").kv_bytes(200)
     assert one == 200 * 96 + 56_064
     assert counters.kv_transfer_bytes == Total(3 * one, 3)
-    assert counters.kv_transfer_bytes.mean == one
     assert counters.kv_transfer_s is not None
     assert counters.kv_transfer_s.sum == pytest.approx(0.6786, abs=1e-4)
     assert set(counters.stage_s) == {
@@ -41,7 +40,8 @@ def test_a_server_that_sends_no_kv_has_counted_none() -> None:
     assert (counters.num_running, counters.num_queued, counters.token_usage) == (0, 0, 0.0)
     assert (counters.page_size, counters.max_total_tokens) == (64, 19_968)
     assert counters.queue_s == Total(0.004936738000083096, 2)
-    assert counters.stage_s["prefill_forward"].mean == pytest.approx(0.12685852)
+    forward = counters.stage_s["prefill_forward"]
+    assert forward.sum / forward.count == pytest.approx(0.12685852)
     assert counters.kv_transfer_bytes is None
     assert counters.ttft_s is None
     json.dumps(counters.told())

@@ -95,11 +95,15 @@ def test_servers_are_reached_where_the_launchers_say() -> None:
             "ports": {"pd-p0": 1001, "pd-p1": 1002, "pd-d0": 1003},
             "bootstrap_ports": {"pd-p0": 2001, "pd-p1": 2002},
             "version": "0.5.23",
+            "untested": None,
+            "lacks": {"layerwise": "KV is sent by chunk"},
+            "warnings": ["pd-p0: a line of its log"],
         }
     }
     with relay() as link:
         found = reach(instances, ready, given.engine.sglang, link)
     assert found.version == "0.5.23"
+    assert found.notes == ("SGLang: KV is sent by chunk", "SGLang: pd-p0: a line of its log")
     assert [(one.name, one.port, one.bootstrap_port) for one in found.workers] == [
         ("pd-p0", 1001, 2001),
         ("pd-p1", 1002, 2002),

@@ -142,13 +142,16 @@ def profilings(
     scenario: Scenario, placed: Mapping[str, tuple[Placement, ...]]
 ) -> Iterator[Profiling]:
     """Once for each hardware, on its first node; without decode where it only prefills."""
+    sglang = scenario.engine.sglang
+    assert sglang is not None, "nodes are of real servers"
     firsts: dict[str, tuple[str, Placement]] = {}
     decodes = set()
     for name, placements in placed.items():
         for one in placements:
-            firsts.setdefault(one.instance.hardware, (name, one))
             if one.instance.role == "decode":
                 decodes.add(one.instance.hardware)
+            if one.instance.name not in sglang.attach:  # what runs already is not launched
+                firsts.setdefault(one.instance.hardware, (name, one))
     for hardware, (name, placement) in firsts.items():
         lines = [
             one.shell

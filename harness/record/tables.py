@@ -48,7 +48,7 @@ from harness.record.spool import (
 )
 
 #: 2: a decision has all its inputs, a request its retries.
-TABLES_VERSION = 2
+TABLES_VERSION = 3
 TableName = Literal["requests", "link", "engines", "decisions", "simulated", "load"]
 WORKERS = ("worker-prfaas", "worker-pd")
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()

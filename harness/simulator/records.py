@@ -131,8 +131,6 @@ class Live(Struct, gc=False):
     prefilled: bool = False
     landed: bool = False
     has_slot: bool = False
-    #: It has ended; what still comes of it concerns nobody.
-    over: bool = False
 
     @property
     def prefill(self) -> Instance:

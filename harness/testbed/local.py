@@ -66,6 +66,8 @@ class LocalTestbed:
         self.tcp: dict[str, Any] = {}
         #: Of real servers, by the name of the engine.
         self.versions: dict[str, str] = {}
+        #: What an engine lacks or warns of, for the record.
+        self.engine_notes: tuple[str, ...] = ()
 
     @property
     def priority(self) -> str:
@@ -151,6 +153,7 @@ class LocalTestbed:
         }
         servers = sglang.reach(instances, ready, asked, self._link)
         self.versions = {"sglang": servers.version} if servers.version else {}
+        self.engine_notes = servers.notes
         self.addresses = {one.name: (one.host, one.port) for one in servers.workers}
         return list(servers.workers)
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from harness.core import PD, PRFAAS, EngineError, Instance, ScenarioError
 from harness.deployment import Deployment
+from harness.engine.sglang.command import gpus_of
 from harness.engine.sglang.config import AttachedConfig, LauncherConfig, ServerConfig
 from harness.engine.sglang.versions import known_version
 from harness.engine_resolution import check_model
@@ -211,7 +212,7 @@ def _first_gpus(instances: tuple[Instance, ...], sglang: Sglang) -> dict[str, in
         started.add(name)
         first[instance.name] = free
         if instance.name not in sglang.attach:
-            free += role.tp * role.dp
+            free += gpus_of(role.tp, role.dp, role.extra_flags)
     return first
 
 
@@ -226,6 +227,7 @@ class Servers:
 
     workers: tuple[WorkerAddress, ...]
     version: str | None
+    notes: tuple[str, ...]
 
 
 def reach(
@@ -260,7 +262,11 @@ def reach(
     versions = {str(event["version"]) for event in ready.values() if event.get("version")}
     if len(versions) > 1:
         raise EngineError(f"the clusters run different versions of SGLang: {sorted(versions)}")
-    return Servers(tuple(workers), next(iter(versions), None))
+    told: dict[str, None] = {}
+    for event in ready.values():
+        said = (event["untested"], *event["lacks"].values(), *event["warnings"])
+        told |= dict.fromkeys(f"SGLang: {words}" for words in said if words)
+    return Servers(tuple(workers), next(iter(versions), None), tuple(told))
 
 
 def _near_view(link: TestLink, site: Site, port: int) -> tuple[str, int]:

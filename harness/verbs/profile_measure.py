@@ -1,7 +1,6 @@
 """``prfaas profile``: measure an engine and write its profile, samples and page."""
 
 import argparse
-import asyncio
 import hashlib
 import json
 import os
@@ -70,6 +69,8 @@ def _several(text: str) -> tuple[int, ...]:
 
 
 def _measure(options: argparse.Namespace) -> int:
+    import asyncio  # a tenth of a second that no other verb needs
+
     from harness.profiler.display import ProfileConsole, write_page
     from harness.profiler.session import measure
 

@@ -115,6 +115,10 @@ def _completeness(view: View) -> Iterator[str]:
     else:
         differ = (cached != done["cached_tokens"]).fillna(True)
         yield from _named(done[differ], "found other cached tokens than planned")
+        if real_engine.is_real(view.manifest):
+            wrong = (done["prefill_cached_tokens"] != done["cached_tokens"]).fillna(True)
+            wrong |= (done["prefill_prompt_tokens"] != done["input_tokens"]).fillna(True)
+            yield from _named(done[wrong], "were prefilled with other tokens than planned")
 
 
 def _load(view: View) -> Iterator[str]:

@@ -182,13 +182,16 @@ class Launcher:
 
     async def record_counters(self) -> None:
         """Write what each server has counted beside its log; one that is gone has no such file."""
-        folder = Path(self._config.log_directory)
-        for name, speaker in self._speakers.items():
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                async with asyncio.timeout(LAST_WORDS_S):
-                    counters = read_counters(await speaker.metrics())
-                text = json.dumps(counters.told(), indent=1)
-                await asyncio.to_thread((folder / f"{name}.counters.json").write_text, text)
+        # Side by side: servers that hang must not hold up what ends the others.
+        await asyncio.gather(*(self._record(name) for name in self._speakers))
+
+    async def _record(self, name: str) -> None:
+        path = Path(self._config.log_directory) / f"{name}.counters.json"
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                counters = read_counters(await self._speakers[name].metrics())
+            text = json.dumps(counters.told(), indent=1)
+            await asyncio.to_thread(path.write_text, text)
 
     async def first_failure(self) -> EngineError:
         """Wait until a server has died, or has not been well for long."""

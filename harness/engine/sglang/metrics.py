@@ -26,10 +26,6 @@ class Total:
     sum: float
     count: int
 
-    @property
-    def mean(self) -> float | None:
-        return self.sum / self.count if self.count else None
-
 
 @dataclass(frozen=True, slots=True)
 class Counters:
