@@ -74,7 +74,8 @@ class InterferenceFile(_Part):
 
 
 class BatchFile(_Part):
-    """BS_max at a context: largest batch within ``tpot_s`` of the measured range; None: none."""
+    """BS_max at a context: the largest batch of the measured range that meets the SLO, None if none
+    does; or the most requests that the engine's KV memory holds."""
 
     context_tokens: Count
     max_batch: Count | None
@@ -126,5 +127,7 @@ class MeasurementFile(_Part):
     interference: list[InterferenceFile]
     slo_tpot_s: Number | None
     slo_batches: list[BatchFile]
+    #: Empty where the engine does not say how many tokens it holds.
+    memory_batches: list[BatchFile] = []
     missing: list[MissingFile]
     notes: list[Text]

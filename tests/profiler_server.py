@@ -21,7 +21,9 @@ LIMIT_TOKENS = 4096
 @dataclass
 class KnownServer:
     """``told_cached`` and ``told_prompt`` map what is true to what is said; ``fails_above`` refuses
-    longer prompts; ``timed`` is whether ``meta_info`` has SGLang's times."""
+    longer prompts; ``timed`` is whether ``meta_info`` has SGLang's times. ``told`` are settings
+    beside its own, ``kv_bytes`` is what its transfer counter adds for a prompt, ``aborts`` why it
+    aborts every request. The bootstrap ports of requests are kept."""
 
     prefill_s: Callable[[int], float] = lambda tokens: 0.004 + tokens * 1e-6
     step_s: float = 0.002
@@ -30,7 +32,12 @@ class KnownServer:
     fails_above: int = LIMIT_TOKENS
     timed: bool = True
     version: str = "0.5.23"
+    told: dict[str, Any] = field(default_factory=dict)
+    kv_bytes: Callable[[int], int] | None = None
+    aborts: str | None = None
     requests: int = 0
+    bootstrap_ports: set[int] = field(default_factory=set)
+    _kv_bytes: int = 0
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def application(self) -> web.Application:
@@ -39,6 +46,7 @@ class KnownServer:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/get_server_info", self._info)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         return app
 
     async def _info(self, _: web.Request) -> web.Response:
@@ -52,7 +60,14 @@ class KnownServer:
                 "page_size": 1,
                 "random_seed": time.monotonic_ns(),
             }
+            | self.told
         )
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        if self.kv_bytes is None or not self._kv_bytes:
+            return web.Response(text="")
+        mib = self._kv_bytes / 2**20
+        return web.Response(text=f'sglang:kv_transfer_total_mb_sum{{tp_rank="0"}} {mib!r}\n')
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "tiny", "max_model_len": LIMIT_TOKENS}]})
@@ -60,6 +75,8 @@ class KnownServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         received_s = time.time()
+        if "bootstrap_port" in body:
+            self.bootstrap_ports.add(body["bootstrap_port"])
         tokens, output = len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]
 
         def event(total: int, began_s: float, ended_s: float) -> dict[str, Any]:
@@ -68,6 +85,8 @@ class KnownServer:
                 "completion_tokens": total,
                 "cached_tokens": self.told_cached(tokens),
             }
+            if self.aborts is not None:
+                meta["finish_reason"] = {"type": "abort", "message": self.aborts}
             if self.timed and total == output:
                 meta |= {
                     "request_received_ts": received_s,
@@ -107,9 +126,11 @@ class KnownServer:
             began_s = time.time()
             await asyncio.sleep(self.prefill_s(tokens))
             ended_s = time.time()
+        if self.kv_bytes is not None:
+            self._kv_bytes += self.kv_bytes(tokens)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # a batch is stopped when it has been seen
+            await response.prepare(request)
             await self._write(
                 response, (json.dumps(event(n + 1, began_s, ended_s)) for n in range(output))
             )

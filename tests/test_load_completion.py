@@ -118,6 +118,8 @@ def test_unknown_fields_pass() -> None:
         ([b"data: nonsense\n\n"], "protocol", "not a completion chunk"),
         ([b'data: {"choices":{}}\n\n'], "protocol", "not a completion chunk"),
         ([b'data: {"usage":{"prompt_tokens":1.5}}\n\n'], "protocol", "not a completion chunk"),
+        ([b'data: {"x":' + b"[" * 100_000 + b"\n\n"], "protocol", "not a completion chunk"),
+        ([chunk(" a", 1, prompt=2**64)], "protocol", "not a completion chunk"),
         ([b"data: " + b"x" * (2 << 20)], "protocol", "longer than"),
     ],
 )

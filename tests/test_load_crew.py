@@ -361,7 +361,7 @@ def test_the_web_ui_shows_the_run_and_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, TruthServer(TRUTH) as server:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         plan = plan_in(
-            tmp_path, server.port, evenly(100, 0.05), web_fd=listener.fileno(), workers=1
+            tmp_path, server.port, evenly(1200, 0.05), web_fd=listener.fileno(), workers=1
         )
         load = LoadProcess(plan, pass_fds=(listener.fileno(),))
         with load.process:
@@ -375,10 +375,12 @@ def test_the_web_ui_shows_the_run_and_changes_nothing(tmp_path: Path) -> None:
                         urllib.request.urlopen(f"{url}{path}", data=b"user_count=5", timeout=20)
                     assert refused.value.code == 403
                 names = wait_for_entries(url)
+                load.tell(stop=True)
                 finished, _ = load.finish()
             finally:
                 load.process.kill()
-    assert finished["completed"] == 100
+    assert finished["completed"] + finished["failed"] + finished["unsent"] == 1200
+    assert finished["completed"] >= 30  # 40 had left, the refused orders have stopped none
     assert {"POST", "TTFT", "E2E", "TPOT", "ITL"} <= names
 
 

@@ -91,17 +91,17 @@ def test_a_lost_worker_invalidates_the_claim_and_its_records_count(tmp_path: Pat
             killed.append(load_workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    given = scenario(*SETTINGS, "load.workers=2")
+    given = scenario("load.num_requests=120", "load.rate_req_per_s=1.2", "load.workers=2")
     with live(given, "homogeneous_pd", tmp_path) as running:
         result = running.testbed.replay("salt", kill_one, quiet)
     assert killed
-    assert result.completed + result.failed + result.unsent + result.lost == 40
+    assert result.completed + result.failed + result.unsent + result.lost == 120
     assert result.lost > 0
     (lost,) = result.workers_lost()
     assert "was killed by signal 9" in lost
     rows = record(running, given, result)
     counts = rows["outcome"].value_counts()
-    assert counts.sum() == len(rows) == 40
+    assert counts.sum() == len(rows) == 120
     assert counts["completed"] >= result.completed
     assert counts["unsent"] > 0
     of_killed = rows[rows["index"] % 2 == int(lost.split()[2])]

@@ -156,7 +156,7 @@ def test_an_orphan_ends_by_itself(tmp_path: Path) -> None:
             assert load.process.stdout is not None
             load.process.stdout.close()
             load.close_stdin()
-            assert load.process.wait(10) == 0
+            assert load.process.wait(60) == 0
     assert len((tmp_path / "client.jsonl").read_text().splitlines()) == 500
 
 

@@ -9,19 +9,22 @@ from harness.profiler.document import (
     Findings,
     decode_section,
     interference,
+    memory_batches,
     missing,
     overhead,
     prefill_points,
     slo_batches,
     step_quantiles,
 )
-from harness.profiler.gpu import Gpus, GpuSample, combined
-from harness.profiler.kv import kv_rows, moved_by_samples
+from harness.profiler.gpu import Gpus, GpuSample, combined, elsewhere
+from harness.profiler.kv import counter_faults, kv_rows, moved_by_samples
 from harness.profiler.plan import Cell
 from harness.profiler.provenance import model_hashes
 from harness.profiler.samples import Sample
-from harness.profiler.target import counted_kv_bytes, sglang_parts
+from harness.profiler.target import sglang_parts
 from harness.surface.generate import MetaInfo
+from netem.access import own_addresses
+from netem.rtnetlink import Rtnetlink
 from tests.worker_setup import ARCHITECTURE, ROOT
 
 
@@ -142,8 +145,26 @@ def test_moved_bytes_are_held_against_the_geometry() -> None:
     assert "instead of" in faults[0]
     tiny = load_architecture(ROOT / "profiles/tiny/sglang-tiny-dense.json")
     (row,) = kv_rows(tiny, 64, {100: 0.5}, {100: 65_536.0})
+    assert counter_faults(tiny, 64, {100: 65_536.0}, 1) == []
     assert row.geometry_bytes == paged_kv_bytes(tiny, 100, 64) == row.moved_bytes
     assert row.phi_bytes_per_s == 131_072.0
+
+
+def test_phi_is_by_geometry_where_one_rank_of_several_counted() -> None:
+    tiny = load_architecture(ROOT / "profiles/tiny/sglang-tiny-dense.json")
+    (row,) = kv_rows(tiny, 64, {100: 0.5}, {100: 32_768.0})
+    assert (row.moved_bytes, row.phi_bytes_per_s) == (32_768.0, 131_072.0)
+    (note,) = counter_faults(tiny, 64, {100: 32_768.0}, 2)
+    assert "counted 32,768 bytes, the geometry has 65,536" in note
+    assert "tp 2: by default one rank" in note
+    assert "the architecture of the model" in counter_faults(tiny, 64, {100: 1.0}, 1)[0]
+
+
+def test_the_largest_batch_by_memory_is_of_each_context() -> None:
+    cells = (prefill(128), decode(1, 512), decode(4, 512), decode(1, 3000))
+    found = memory_batches(cells, 10_000)
+    assert [(r.context_tokens, r.max_batch) for r in found] == [(512, 19), (3000, 3)]
+    assert memory_batches(cells, None) == []
 
 
 def test_sglangs_times_explain_the_difference() -> None:
@@ -158,9 +179,6 @@ def test_sglangs_times_explain_the_difference() -> None:
     assert sum(parts.values()) == pytest.approx(0.120)
     assert parts["http"] == pytest.approx(0.005)
     assert sglang_parts(MetaInfo(), 0.1) == {}
-    page = 'sglang:kv_transfer_total_mb_sum{engine="a"} 1.5\nsglang:kv_transfer_total_mb_count 3\n'
-    assert counted_kv_bytes(page) == 1.5 * 2**20
-    assert counted_kv_bytes("") is None
 
 
 def test_a_model_is_hashed_where_its_files_are(tmp_path: Path) -> None:
@@ -183,6 +201,18 @@ def test_gpu_samples_keep_the_worst() -> None:
     with Gpus(wanted=False) as gpus:
         assert gpus.absent == "the engine is emulated"
         assert gpus.between(0, 10**18) is None
+
+
+def test_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere() -> None:
+    assert elsewhere(["http://127.0.0.1:30000", "http://[::1]:30000"]) is None
+    with Rtnetlink() as route:
+        own = [f"http://{one}:1" for one in own_addresses(route) if one.version == 4]
+    assert elsewhere(own) is None
+    there = "http://192.0.2.1:30000"  # an address that nobody has (RFC 5737)
+    why = elsewhere([own[0], there])
+    assert why == "the engine is on another host (192.0.2.1)"
+    with Gpus(wanted=False, unwanted_because=why) as gpus:
+        assert gpus.absent == why
 
 
 @pytest.mark.gpu

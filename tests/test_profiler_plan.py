@@ -1,11 +1,14 @@
 """Which points are measured, and in which order."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core import ScenarioError
 from harness.profiler.asked import Settings, asked_cells
 from harness.profiler.estimate import PILOT
 from harness.profiler.plan import (
@@ -105,6 +108,34 @@ def test_a_single_server_without_a_cache_says_what_it_leaves_out() -> None:
     assert {c.kind for c in asked.cells} == {"prefill", "decode"}
     assert any("keeps no prefix" in note for note in asked.notes)
     assert any("pair" in note for note in asked.notes)
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_fewer_than_two_lengths_are_refused_at_once(is_pair: bool) -> None:
+    for lengths in ((1024,), (1024, 1024), (1024, 9000), (9000, 10_000)):
+        asked = replace(SETTINGS, lengths=lengths)
+        with pytest.raises(ScenarioError, match=r"--lengths .* two lengths .* 8,191 tokens"):
+            asked_cells(asked, info(), is_pair=is_pair, from_inside=True)
+    with pytest.raises(ScenarioError, match="up to 1 tokens"):
+        asked_cells(SETTINGS, info(limit_tokens=2), is_pair=is_pair, from_inside=True)
+
+
+def test_what_is_asked_for_and_cannot_be_is_a_note() -> None:
+    asked = replace(SETTINGS, lengths=(512, 1024, 9000), cached=(8000,), batches=(1, 2, 64))
+    got = asked_cells(asked, info(), is_pair=False, from_inside=True)
+    assert {c.new_tokens for c in got.cells if c.kind == "prefill"} == {512, 1024}
+    assert "prefill 9,000: not measured, the limit is 8,191 tokens" in got.notes
+    assert any(note.startswith("cached prefix 8,000: not measured") for note in got.notes)
+    assert any(note.startswith("decode batch 64: not measured") for note in got.notes)
+
+
+def test_batches_for_want_of_a_known_limit_are_a_note() -> None:
+    def notes(**changes: object) -> list[str]:
+        got = asked_cells(SETTINGS, info(**changes), is_pair=False, from_inside=True)
+        return [note for note in got.notes if note.startswith("decode: batches up to 16")]
+
+    assert len(notes(max_running=None)) == 1
+    assert notes(max_running=16) == []
 
 
 def test_prompts_are_fresh_and_a_salt_repeats_them() -> None:

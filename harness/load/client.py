@@ -115,7 +115,10 @@ class Client:
         A row whose request was aborted before it was sent stays ``unsent``.
         """
         exchange = _Exchange(self._connections, self._buffer, self._asked, request, prepared)
-        deadline = gevent.Timeout(self.timeout_s)
+        assert row.planned_mono_ns is not None, "who asks has planned it"
+        # The limit is a client's patience, which begins with the send, planned or late.
+        ahead_s = max(0.0, (row.planned_mono_ns - time.monotonic_ns()) / 1e9)
+        deadline = gevent.Timeout(ahead_s + self.timeout_s)
         deadline.start()
         try:
             exchange.run(until_planned)

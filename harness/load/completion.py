@@ -11,7 +11,7 @@ of a refusal; a chunk that only says whose turn it is carries none. The stream i
 to blame.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -65,9 +65,13 @@ class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
 
 
+#: No count of tokens comes near it, and a larger one would not fit the tables.
+_Count = Annotated[int, msgspec.Meta(le=2**53)]
+
+
 class _Counts(msgspec.Struct, gc=False):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: _Count
+    completion_tokens: _Count
 
 
 class _Chunk(msgspec.Struct, gc=False):
@@ -139,7 +143,7 @@ class CompletionStream:
             return
         try:
             chunk = _decode(event.data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:  # the latter of deep nesting
             if event.name == "error":
                 raise StreamError("stream", f"error event: {excerpt(event.data)}") from error
             raise StreamError(

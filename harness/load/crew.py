@@ -59,6 +59,8 @@ class Member:
     prepared: bool = False
     ended: bool = False
     lost: str | None = None
+    #: It looked lost the last time; what it said before may still be on its way.
+    fading: bool = False
     counts: dict[str, int] = field(
         default_factory=lambda: {"sent": 0, "completed": 0, "failed": 0, "unsent": 0}
     )
@@ -208,9 +210,11 @@ class Crew:
             gevent.sleep(_WATCH_S)
             for member in self.members:
                 if not member.over:
-                    member.lost = self._why_lost(member, self.runner)
-                    if member.lost is not None:
+                    lost = self._why_lost(member, self.runner)
+                    if lost is not None and member.fading:
+                        member.lost = lost
                         self._changed.set()
+                    member.fading = lost is not None
 
     def measure_clocks(self, attribute: str) -> None:
         """Measure the offset of each worker that does not share this host's clock.
@@ -220,8 +224,12 @@ class Crew:
         for member in self.members:
             if member.shared_clock or member.lost is not None:
                 continue
-            trips = [trip for _ in range(ROUND_TRIPS) if (trip := self._round_trip(member))]
+            trips: list[tuple[int, int, int]] = []
+            while len(trips) < ROUND_TRIPS and (trip := self._round_trip(member)):
+                trips.append(trip)
             if not trips:
+                if member.lost is None and attribute == "clock":
+                    raise LoadError(f"load worker {member.worker} does not tell its clock.")
                 continue
             offset = offset_of(trips)
             setattr(member, attribute, offset)
@@ -237,7 +245,11 @@ class Crew:
         faults = {}
         for member in self.members:
             if not member.shared_clock and member.lost is None:
-                fault = drift_fault(member.clock, member.clock_after)
+                fault = (
+                    "its clock could not be measured after the run"
+                    if member.clock_after is SHARED
+                    else drift_fault(member.clock, member.clock_after)
+                )
                 if fault is not None:
                     faults[member.worker] = f"on {member.host}, {fault}"
         return faults

@@ -120,6 +120,10 @@ def _bring_together(
         _assign(member, runner, plan, shard, stack)
     if not crew.wait_until("prepared", PREPARE_S, "build their prompts"):
         return False
+    # One that was silent for a moment counts as missing, and would get no user.
+    with gevent.Timeout(JOIN_S, LoadError("a load worker that was ready has gone silent.")):
+        while len(runner.clients.ready) < plan.num_workers and not crew.lost:
+            gevent.sleep(0.01)
     # One user each, by Locust's own dispatch.
     runner.start(plan.num_workers, spawn_rate=plan.num_workers)
     with gevent.Timeout(JOIN_S, LoadError("Locust's users did not start on every worker.")):

@@ -30,16 +30,22 @@ class Sample(msgspec.Struct, kw_only=True):
     failed: int
     in_flight: int
     lag_max_s: float | None
-    loop_delay_max_s: float
+    loop_delay_max_s: float | None
     cpu_s: float
     rss_bytes: int | None
 
 
 def sample(replay: Replay, worker: int, write: Callable[[Sample], None]) -> None:
-    """Write a row each period. A greenlet of its own; killed at the end of the run."""
+    """Write a row each period. A greenlet of its own; killed at the end of the run, for which it
+    writes a last row."""
     seen = 0
-    while True:
-        delay_s = _loop_delay_max_s(time.monotonic() + PERIOD_S)
+    ended = False
+    while not ended:
+        delay_s: float | None
+        try:
+            delay_s = _loop_delay_max_s(time.monotonic() + PERIOD_S)
+        except gevent.GreenletExit:
+            ended, delay_s = True, None
         new_lags_ns = replay.lags_ns[seen:]
         seen += len(new_lags_ns)
         write(

@@ -40,8 +40,6 @@ PROGRESS_S = 0.5
 CONNECT_S = 120.0
 #: A master that says nothing for so long is gone; it answers every heartbeat, one a second.
 SILENT_S = 15.0
-#: How long a worker that is done waits to be told so.
-RELEASE_S = 60.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -132,6 +130,11 @@ class LoadWorker(WorkerRunner):  # type: ignore[misc]  # locust is not checked h
             self.send_message("clock", answer)
         else:
             super().handle_message(msg)
+
+    def wait_for_release(self) -> None:
+        """Until the master lets go of all, or is silent: other workers may take long yet."""
+        while not self.released.wait(1.0) and time.monotonic() - self._heard_s <= SILENT_S:
+            pass
 
     def close(self) -> None:
         """Let the connection go; what has not left has a second more."""
@@ -252,7 +255,7 @@ def _replay(
     # What Locust's own report holds goes first: who hears that this worker is done has it all.
     runner._send_stats()
     runner.send_message("ended", _counts(replay) | {"lags_ns": replay.lags_ns.tobytes()})
-    runner.released.wait(RELEASE_S)
+    runner.wait_for_release()
 
 
 def _build_client(plan: Plan, shard: Shard) -> Client:

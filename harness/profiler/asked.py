@@ -59,13 +59,14 @@ class Asked:
 
 
 def asked_cells(settings: Settings, info: Info, *, is_pair: bool, from_inside: bool) -> Asked:
-    """Which points; ScenarioError where neither the engine nor a flag says up to which length."""
+    """Which points; ScenarioError where neither the engine nor a flag says up to which length, and
+    where fewer than two lengths fit."""
     notes: list[str] = []
     limit = info.limit_tokens or settings.limit_tokens
     if limit is None and not settings.lengths:
         raise ScenarioError("The engine does not say how long a prompt may be: give --lengths.")
     limit = (limit or max(settings.lengths)) - (info.limit_tokens is not None)
-    lengths = settings.lengths or doubling(min(SHORTEST_TOKENS, limit // 2), limit)
+    lengths = _lengths(settings, limit, notes)
     cached = settings.cached
     if cached is None:
         cached = tuple(limit // share for share in CACHED_SHARES) if info.has_cache else ()
@@ -74,7 +75,11 @@ def asked_cells(settings: Settings, info: Info, *, is_pair: bool, from_inside: b
     if not info.has_cache:
         notes.append("cached prefixes: not measured, the engine keeps no prefix")
     prefill = prefill_cells(lengths, cached, limit)
-    grid = _grid(settings, info, limit) if settings.wants_decode else ((), ())
+    notes += [
+        f"cached prefix {one:,}: not measured, fewer than two lengths fit behind it"
+        for one in set(cached) - {cell.cached_tokens for cell in prefill}
+    ]
+    grid = _grid(settings, info, limit, notes) if settings.wants_decode else ((), ())
     decode, dropped = decode_cells(*grid, info.capacity_tokens)
     notes += [f"{cell.label}: memory holds {info.capacity_tokens:,} tokens" for cell in dropped]
     beside = _beside(prefill, decode, info, from_inside=from_inside) if is_pair else ()
@@ -83,7 +88,32 @@ def asked_cells(settings: Settings, info: Info, *, is_pair: bool, from_inside: b
     return Asked((*prefill, *decode, *beside), tuple(notes))
 
 
-def _grid(settings: Settings, info: Info, limit: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _lengths(settings: Settings, limit: int, notes: list[str]) -> tuple[int, ...]:
+    """Those within the limit; of the others there is a note."""
+    if not settings.lengths:
+        if limit < 2:
+            raise ScenarioError(
+                f"The engine takes prompts of up to {limit:,} tokens; a curve needs two lengths."
+            )
+        return doubling(min(SHORTEST_TOKENS, limit // 2), limit)
+    asked = sorted(set(settings.lengths))
+    fitting = tuple(one for one in asked if one <= limit)
+    if len(fitting) < 2:
+        given = ",".join(map(str, asked))
+        raise ScenarioError(
+            f"--lengths {given}: a curve needs two lengths or more, and the limit here is "
+            f"{limit:,} tokens. Give two that fit, or leave the flag out."
+        )
+    notes += [
+        f"prefill {one:,}: not measured, the limit is {limit:,} tokens"
+        for one in asked[len(fitting) :]
+    ]
+    return fitting
+
+
+def _grid(
+    settings: Settings, info: Info, limit: int, notes: list[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     contexts = settings.contexts or tuple(one for one in CONTEXTS if one <= 0.9 * limit)
     if len(contexts) < 2:
         contexts = settings.contexts or (max(limit // 8, 64), max(limit // 2, 128))
@@ -91,8 +121,19 @@ def _grid(settings: Settings, info: Info, limit: int) -> tuple[tuple[int, ...], 
     usual = tuple(one for one in BATCHES if one <= (most or DEFAULT_BATCHES))
     if most is not None and most <= BATCHES[-1]:
         usual = tuple(sorted({*usual, most}))
+    if most is None and not settings.batches:
+        notes.append(
+            f"decode: batches up to {DEFAULT_BATCHES}, since the engine does not say how many "
+            "requests it runs at once; --batches measures others"
+        )
     batches = settings.batches or usual
-    return tuple(b for b in batches if most is None or b <= most), contexts
+    kept = tuple(b for b in batches if most is None or b <= most)
+    notes += [
+        f"decode batch {one}: not measured, the engine runs {most} requests at once"
+        for one in batches
+        if one not in kept
+    ]
+    return kept, contexts
 
 
 def _beside(

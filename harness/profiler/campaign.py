@@ -45,7 +45,6 @@ class Campaign:
     progress: Progress
     #: Points that cannot be measured, and why.
     given_up: dict[Cell, str] = field(default_factory=dict)
-    is_out_of_time: bool = False
     _values: dict[Cell, list[float]] = field(default_factory=dict)
     _failures: dict[Cell, int] = field(default_factory=dict)
     _fruitless: dict[Cell, int] = field(default_factory=dict)
@@ -58,7 +57,6 @@ class Campaign:
         while todo := self._todo():
             for cell in order_of_round(todo, self.seed, 10_000 * self.session + number):
                 if time.monotonic() >= self.deadline_s:
-                    self.is_out_of_time = True
                     return
                 await self._visit(cell)
                 self._tell(cell)

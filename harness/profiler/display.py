@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from harness.profile_file import ProfileFile
+from harness.profile_measurement import BatchFile
 from harness.profiler.plan import Cell
 from reports import document as report
 from reports.render import render
@@ -88,15 +89,10 @@ def tables(file: ProfileFile) -> Iterator[Table]:
     if measurement.overhead:
         yield _overhead(file)
     if measurement.slo_tpot_s is not None and measurement.slo_batches:
-        table = _table(
-            f"largest batch within {1e3 * measurement.slo_tpot_s:g} ms a token",
-            "context", "batch",
-        )  # fmt: skip
-        for row in measurement.slo_batches:
-            table.add_row(
-                f"{row.context_tokens:,}", "-" if row.max_batch is None else str(row.max_batch)
-            )
-        yield table
+        within = f"largest batch within {1e3 * measurement.slo_tpot_s:g} ms a token"
+        yield _batches(within, measurement.slo_batches)
+    if measurement.memory_batches:
+        yield _batches("largest batch that KV memory holds", measurement.memory_batches)
     if measurement.interference:
         table = _table("beside KV traffic", "point", "ratio", "95 %", "KV Gbit/s")
         for one in measurement.interference:
@@ -115,6 +111,15 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _batches(title: str, rows: list[BatchFile]) -> Table:
+    table = _table(title, "context", "batch")
+    for row in rows:
+        table.add_row(
+            f"{row.context_tokens:,}", "-" if row.max_batch is None else str(row.max_batch)
+        )
     return table
 
 
@@ -222,6 +227,8 @@ def _page_tables(file: ProfileFile) -> Iterator[report.Table]:
     found = (
         ("Outside and inside; seconds", file.measurement.overhead),
         ("KV; bytes and bytes a second", file.measurement.kv),
+        ("Largest batch within the SLO", file.measurement.slo_batches),
+        ("Largest batch that KV memory holds", file.measurement.memory_batches),
         ("Beside KV traffic", file.measurement.interference),
     )
     for caption, rows in found:

@@ -208,6 +208,14 @@ def slo_batches(findings: Findings, tpot_s: float) -> list[BatchFile]:
     return rows
 
 
+def memory_batches(cells: Sequence[Cell], capacity_tokens: int | None) -> list[BatchFile]:
+    """BS_max by the engine's KV memory, for each context that a decode point has."""
+    if capacity_tokens is None:
+        return []
+    contexts = sorted({one.context_tokens for one in cells if one.kind == "decode"})
+    return [BatchFile(context_tokens=one, max_batch=capacity_tokens // one) for one in contexts]
+
+
 def missing(
     cells: Sequence[Cell], findings: Findings, given_up: Mapping[Cell, str]
 ) -> list[MissingFile]:

@@ -14,12 +14,10 @@ from subprocess import Popen
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import aiohttp
-
 from harness.core import EngineError, ScenarioError
 from harness.engine.config import EngineConfig, InstanceConfig
 from harness.profile_file import ProfileSource
-from harness.profiler.probe import Probe
+from harness.profiler.probe import Probe, open_session
 from harness.profiler.target import Pair
 from harness.scenario import Scenario
 from harness.testbed.children import Children
@@ -49,9 +47,7 @@ async def emulated_pair(given: Emulation, timeout_wall_s: float) -> AsyncIterato
         worker = children.start("worker", Popen, ["-m", "harness.engine"], log, EngineError, 2)
         worker.tell(_config(given, key, Path(folder)))
         ready = await asyncio.to_thread(children.wait_for, worker, "ready", READY_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {key}"}
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        async with open_session({"Authorization": f"Bearer {key}"}) as session:
             prefill, decode = (
                 Probe(
                     session, f"http://{LOOPBACK}:{ready['ports'][name]}", "sglang", timeout_wall_s

@@ -6,6 +6,8 @@ Hz, W, degrees Celsius, bytes; throttle reasons are NVML's bit mask of those tha
 (power cap, heat, hardware), idling not counted.
 """
 
+import ipaddress
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +15,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
+
+from netem.access import own_addresses
+from netem.rtnetlink import Rtnetlink
 
 PERIOD_S = 0.2
 #: nvmlClocksEventReasonGpuIdle, ...ApplicationsClocksSetting and ...SyncBoost slow nothing down.
@@ -33,10 +39,13 @@ class GpuSample:
 
 
 class Gpus:
-    """Context manager: a thread that samples. ``absent`` says why there is nothing to sample."""
+    """Context manager: a thread that samples, unless there is a reason not to. ``absent`` says why
+    there is nothing to sample."""
 
-    def __init__(self, wanted: bool = True) -> None:
-        self._wanted = wanted
+    def __init__(
+        self, wanted: bool = True, unwanted_because: str = "the engine is emulated"
+    ) -> None:
+        self._wanted, self._because = wanted, unwanted_because
         self._nvml: Any = None  # the module, which publishes no types
         self._handles: list[Any] = []
         self._samples: list[GpuSample] = []
@@ -48,7 +57,7 @@ class Gpus:
 
     def __enter__(self) -> Self:
         if not self._wanted:
-            self.absent = "the engine is emulated"
+            self.absent = self._because
             return self
         try:
             import pynvml
@@ -125,6 +134,28 @@ def combined(samples: Sequence[GpuSample]) -> GpuSample | None:
         max(one.memory_used_bytes for one in samples),
         reasons,
     )
+
+
+def elsewhere(urls: Sequence[str]) -> str | None:
+    """Why this machine's GPUs say nothing of the engines at ``urls``; None where all are here."""
+    for url in urls:
+        host = urlsplit(url).hostname or ""
+        if not _is_here(host):
+            return f"the engine is on another host ({host})"
+    return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name or address is this machine's; one that nobody resolves is not."""
+    try:
+        found = {str(told[4][0]).partition("%")[0] for told in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    addresses = {ipaddress.ip_address(one) for one in found}
+    if any(one.is_loopback for one in addresses):
+        return True
+    with Rtnetlink() as route:
+        return not addresses.isdisjoint(own_addresses(route))
 
 
 def _text(value: str | bytes) -> str:

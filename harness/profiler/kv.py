@@ -1,8 +1,9 @@
-"""S_kv as it moved, against the geometry, and Phi_kv = S_kv / T_prefill.
+"""S_kv as it moved, against the geometry, and Phi_kv = S_kv / T_prefill by geometry.
 
 Moved bytes are counted by whoever moves them: our transport a request, SGLang in all
 (``kv_transfer_total_mb``, byte-exact and rounded to pages, fixed state included; versions before
-it have none). A server that does both phases moves nothing, and Phi_kv is by geometry alone.
+it have none). With tp > 1 SGLang's counter is by default of one rank (``replication``), so that
+Phi_kv never takes its bytes; what differs is a note. A server that does both phases moves nothing.
 """
 
 import asyncio
@@ -17,6 +18,8 @@ from harness.profiler.target import Pair
 
 #: The counter is written after the answer.
 COUNTED_WITHIN_S, POLL_S = 5.0, 0.1
+#: How long nothing is added where the requests that were cut off before have been counted.
+SETTLED_S = 1.0
 
 
 def moved_by_samples(
@@ -49,6 +52,7 @@ async def moved_by_counter(
 ) -> dict[int, float]:
     """Bytes of one request of each length by SGLang's counter; empty where it has none."""
     moved: dict[int, float] = {}
+    await _settle(pair)
     for tokens in lengths:
         before = await pair.kv_counter_bytes()
         await pair.prefill(prompts.fresh(tokens))
@@ -62,6 +66,17 @@ async def moved_by_counter(
     return moved
 
 
+async def _settle(pair: Pair) -> None:
+    """Wait for what is under way: traffic beside a measurement ends in the middle of a request."""
+    counted, since_s = await pair.kv_counter_bytes(), time.monotonic()
+    deadline_s = since_s + COUNTED_WITHIN_S
+    while time.monotonic() < min(since_s + SETTLED_S, deadline_s):
+        await asyncio.sleep(POLL_S)
+        now_counted = await pair.kv_counter_bytes()
+        if now_counted != counted:
+            counted, since_s = now_counted, time.monotonic()
+
+
 def kv_rows(
     architecture: Architecture,
     page_tokens: int | None,
@@ -71,18 +86,40 @@ def kv_rows(
     """The table by length. ``page_tokens`` None: KV moves to the byte, not in pages."""
     rows = []
     for tokens, time_s in sorted(prefill_s.items()):
-        geometry = (
-            architecture.kv_bytes(tokens)
-            if page_tokens is None
-            else paged_kv_bytes(architecture, tokens, page_tokens)
-        )
-        kv_bytes = moved.get(tokens, float(geometry))
+        geometry_bytes = float(_geometry_bytes(architecture, tokens, page_tokens))
         rows.append(
             KvFile(
                 tokens=tokens,
                 moved_bytes=moved.get(tokens),
-                geometry_bytes=float(geometry),
-                phi_bytes_per_s=kv_bytes / time_s,
+                geometry_bytes=geometry_bytes,
+                phi_bytes_per_s=geometry_bytes / time_s,
             )
         )
     return rows
+
+
+def counter_faults(
+    architecture: Architecture, page_tokens: int | None, moved: Mapping[int, float], tp: int
+) -> list[str]:
+    """A note of each length of which SGLang counted other bytes than the geometry has; ``tp`` is
+    how many ranks share the attention."""
+    why = (
+        "by default one rank of a group counts, and heads may be on several ranks"
+        if tp > 1
+        else "is this the architecture of the model that the engine serves?"
+    )
+    notes = []
+    for tokens, counted_bytes in sorted(moved.items()):
+        geometry_bytes = _geometry_bytes(architecture, tokens, page_tokens)
+        if counted_bytes != geometry_bytes:
+            notes.append(
+                f"KV of {tokens:,} tokens: the engine counted {counted_bytes:,.0f} bytes, the "
+                f"geometry has {geometry_bytes:,}, of which Phi_kv is (tp {tp}: {why})"
+            )
+    return notes
+
+
+def _geometry_bytes(architecture: Architecture, tokens: int, page_tokens: int | None) -> int:
+    if page_tokens is None:
+        return architecture.kv_bytes(tokens)
+    return paged_kv_bytes(architecture, tokens, page_tokens)

@@ -123,6 +123,10 @@ def _read_generate(data: str, mono_ns: int, answer: Answer) -> None:
     if chunk.error is not None:
         raise EngineError(f"the engine failed: {str(chunk.error)[:EXCERPT_CHARS]}")
     meta = chunk.meta_info
+    reason: Any = meta.finish_reason
+    if isinstance(reason, dict) and reason.get("type") == "abort":  # a chunk like any other
+        message = str(reason.get("message") or "it did not say why")
+        raise EngineError(f"the engine aborted the request: {message[:EXCERPT_CHARS]}")
     answer.prompt_tokens, answer.cached_tokens = meta.prompt_tokens, meta.cached_tokens
     answer.metas["" if meta.prfaas is None else meta.prfaas.event] = answer.metas[""] = meta
     answer.tokens.saw(mono_ns, meta.completion_tokens)
@@ -161,6 +165,16 @@ SURFACES: dict[SurfaceName, Surface] = {
     "sglang": Surface("/generate", _generate_body, _read_generate),
     "openai": Surface("/v1/completions", _completion_body, _read_completion),
 }
+
+
+def open_session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    """Without a limit of connections or time: a request has its own (``Probe``), and a long one may
+    take longer than aiohttp's five minutes."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
 
 
 class Probe:

@@ -4,6 +4,7 @@ The raw samples are the memory between sessions: the same command takes them up 
 is not known well enough yet, and writes the profile anew.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -23,9 +24,9 @@ from harness.profiler.campaign import Campaign, Progress, Visit
 from harness.profiler.capture import NOT_REPORTED, capture
 from harness.profiler.decode import DecodeVisits
 from harness.profiler.estimate import LEVEL
-from harness.profiler.gpu import Gpus
+from harness.profiler.gpu import Gpus, elsewhere
 from harness.profiler.interference import EgressVisits, IngressVisits
-from harness.profiler.plan import SHORTEST_TOKENS, Kind, doubling
+from harness.profiler.plan import SHORTEST_TOKENS, Kind
 from harness.profiler.prefill import PrefillVisits
 from harness.profiler.prompts import TOKEN_IDS, Prompts
 from harness.profiler.provenance import ModelHashes, gpu_summary, model_hashes
@@ -65,7 +66,7 @@ async def measure(target: Target, settings: Settings, progress: Progress) -> Mea
     file.load()
     session = 1 + max((one.session for one in file.samples), default=0)
     asked = asked_cells(settings, info, is_pair=isinstance(target, Pair), from_inside=from_inside)
-    with Gpus(not settings.is_emulated) as gpus:
+    with await _gpus(target, settings) as gpus:
         visits = _visits(target, settings, info, prompts, gpus, session, from_inside)
         campaign = Campaign(
             target, asked.cells, visits, file, settings.bound, settings.seed, session, deadline_s,
@@ -74,8 +75,8 @@ async def measure(target: Target, settings: Settings, progress: Progress) -> Mea
         try:
             await campaign.run()
             notes = list(asked.notes)
-            release = await _release(target, settings, prompts, notes)
-            moved = await _moved(target, settings, prompts, file, notes)
+            release = await _release(target, settings, asked, prompts, notes)
+            moved = await _moved(target, settings, info, prompts, file, notes)
         finally:
             if file.samples:
                 file.compact()
@@ -87,6 +88,14 @@ async def measure(target: Target, settings: Settings, progress: Progress) -> Mea
     write_profile(written, path, overwrite=True)
     assert written.measurement is not None
     return Measured(path, written, findings, not written.measurement.missing)
+
+
+async def _gpus(target: Target, settings: Settings) -> Gpus:
+    """This machine's, if they are the engine's."""
+    if settings.is_emulated:
+        return Gpus(wanted=False)
+    why = await asyncio.to_thread(elsewhere, target.urls)  # names are looked up
+    return Gpus() if why is None else Gpus(wanted=False, unwanted_because=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +183,12 @@ def _visits(
 
 
 async def _release(
-    target: Target, settings: Settings, prompts: Prompts, notes: list[str]
+    target: Target, settings: Settings, asked: Asked, prompts: Prompts, notes: list[str]
 ) -> list[ReleaseFile]:
     if not settings.wants_capture:
         return []
-    lengths = settings.lengths or doubling(SHORTEST_TOKENS, settings.limit_tokens or 8192)
+    plain = (one for one in asked.cells if one.kind == "prefill" and not one.cached_tokens)
+    lengths = sorted(one.new_tokens for one in plain)
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
     curves = await capture(target, prompts, settings.architecture, chosen)
     if not curves:
@@ -187,7 +197,12 @@ async def _release(
 
 
 async def _moved(
-    target: Target, settings: Settings, prompts: Prompts, file: SampleFile, notes: list[str]
+    target: Target,
+    settings: Settings,
+    info: Info,
+    prompts: Prompts,
+    file: SampleFile,
+    notes: list[str],
 ) -> dict[int, float]:
     """Bytes by length as they were counted; what differs from the geometry is a note."""
     if not isinstance(target, Pair):
@@ -196,10 +211,12 @@ async def _moved(
     notes += faults
     if moved:
         return moved
-    lengths = sorted({one.new_tokens for one in file.samples if one.kind == "prefill"})
+    used = (one for one in file.samples if one.kind == "prefill" and one.used)
+    lengths = sorted({one.new_tokens for one in used})
     moved = await kv.moved_by_counter(target, prompts, lengths)
     if not moved:
         notes.append("moved KV bytes: the engine does not count them")
+    notes += kv.counter_faults(settings.architecture, _page(info, settings), moved, info.tp)
     return moved
 
 
@@ -274,6 +291,7 @@ def _measurement(
         interference=document.interference(findings),
         slo_tpot_s=slo_s,
         slo_batches=[] if slo_s is None else document.slo_batches(findings, slo_s),
+        memory_batches=document.memory_batches(found.asked.cells, info.capacity_tokens),
         missing=document.missing(found.asked.cells, findings, found.campaign.given_up),
         notes=[note[:1000] for note in found.notes],
     )

@@ -17,11 +17,14 @@ seconds, wall time multiplied by ``time_scale``, which is 1 but for emulated eng
 import asyncio
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from harness.core import EngineError
+from harness.core import EngineError, ScenarioError
+from harness.engine.sglang.capabilities import read_capabilities
+from harness.engine.sglang.config import ServerRole
+from harness.gateway.engine_watch import read_counted
 from harness.gateway.sglang import prefill_times
 from harness.profiler.probe import Answer, Probe, Tokens
 from harness.profiler.prompts import Prompt
@@ -31,7 +34,10 @@ from harness.surface.generate import MetaInfo, PrefillSpan
 @dataclass(frozen=True, slots=True)
 class Info:
     """What an engine says of itself; None where it does not say. ``flags`` are all settings that
-    do not change from start to start. ``has_cache`` is whether prefixes can be reused at all."""
+    do not change from start to start, none of them a secret; those of a pair's prefill server have
+    ``prefill.`` before their names. ``has_cache`` is whether prefixes can be reused at all, ``tp``
+    the attention ranks of a group, the most of a pair's two servers. Capacity and ``max_running``
+    are of all data-parallel groups together."""
 
     engine: str
     version: str
@@ -43,6 +49,7 @@ class Info:
     has_cache: bool
     model_path: str | None
     served_model: str | None = None
+    tp: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class Target(Protocol):
 
     time_scale: float
     byte_scale: float
+    urls: tuple[str, ...]
 
     async def prefill(self, prompt: Prompt) -> Prefilled:
         """One request for one token."""
@@ -86,6 +94,7 @@ class Single:
     def __init__(self, probe: Probe, engine: str) -> None:
         self._probe = probe
         self._engine = engine
+        self.urls: tuple[str, ...] = (probe.url,)
 
     async def prefill(self, prompt: Prompt) -> Prefilled:
         answer = await self._probe.ask(prompt, 1)
@@ -115,7 +124,8 @@ class Pair:
         self._prefill, self._decode = prefill, decode
         parts = urlsplit(prefill.url)
         self._host = parts.hostname or ""
-        self._port = bootstrap_port or parts.port or 80
+        self._asked_port, self._port = bootstrap_port, bootstrap_port or parts.port or 80
+        self.urls: tuple[str, ...] = (prefill.url, decode.url)
         self.time_scale, self.byte_scale = time_scale, byte_scale
 
     async def prefill(self, prompt: Prompt) -> Prefilled:
@@ -175,15 +185,33 @@ class Pair:
         return first.result(), second.result()
 
     async def info(self) -> Info:
-        """Of the decode server, and whether both are there."""
-        await _sglang_info(self._prefill)
-        said = await _sglang_info(self._decode)
-        return replace(said, max_running=self._max_running or said.max_running)
+        """Of both: prompts have to fit into either, prefixes and pages are the prefill server's,
+        slots and memory the decode server's. From then on requests name the bootstrap port that the
+        prefill server told, unless one was given; our own workers tell none and have it at their
+        HTTP port."""
+        said = await _sglang_said(self._prefill, "prefill")
+        self._port = self._asked_port or read_capabilities(said).bootstrap_port or self._port
+        first = await _read_info(self._prefill, said)
+        second = await _read_info(self._decode, await _sglang_said(self._decode, "decode"))
+        limits = [one for one in (first.limit_tokens, second.limit_tokens) if one is not None]
+        return Info(
+            engine=second.engine,
+            version=second.version,
+            flags={f"prefill.{key}": value for key, value in first.flags.items()}
+            | dict(second.flags),
+            limit_tokens=min(limits, default=None),
+            capacity_tokens=second.capacity_tokens,
+            max_running=self._max_running or second.max_running,
+            page_tokens=first.page_tokens,
+            has_cache=first.has_cache,
+            model_path=second.model_path,
+            tp=max(first.tp, second.tp),
+        )
 
-    async def kv_counter_bytes(self) -> float | None:
+    async def kv_counter_bytes(self) -> int | None:
         """What SGLang says it has transferred so far; None where it does not count."""
         text = await self._prefill.text("/metrics")
-        return None if text is None else counted_kv_bytes(text)
+        return None if text is None else read_counted(text.encode()).kv_sent_bytes
 
 
 def _prefilled(answer: Answer, parts: Mapping[str, float]) -> Prefilled:
@@ -207,18 +235,14 @@ def sglang_parts(meta: MetaInfo, outside_s: float) -> dict[str, float]:
     return parts | {"http": outside_s - sum(parts.values())}
 
 
-def counted_kv_bytes(metrics: str) -> float | None:
-    """The sum of ``sglang:kv_transfer_total_mb`` (of 2^20 bytes) in a page of metrics."""
-    sums = [
-        float(line.rpartition(" ")[2])
-        for line in metrics.splitlines()
-        if line.startswith("sglang:kv_transfer_total_mb_sum")
-    ]
-    return sum(sums) * 2**20 if sums else None
-
-
-#: Of a server's settings: what differs from start to start, or grows while it runs.
+#: Settings that are in no profile, nor is any other that repeats the value of one.
+_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+#: Of a server's settings: what differs from start to start, or grows while it runs, or repeats
+#: other settings with the secrets among them.
 _VOLATILE = (
+    "launch_command",
+    "startup_time",
+    "disaggregation_bootstrap_port",
     "internal_states",
     "random_seed",
     "port",
@@ -227,39 +251,69 @@ _VOLATILE = (
     "dist_init_addr",
     "status",
     "instance",
-    "api_key",
-    "admin_api_key",
+    *_SECRETS,
 )
 
 
-async def _sglang_info(probe: Probe) -> Info:
+async def _sglang_said(probe: Probe, role: ServerRole) -> dict[str, Any]:
+    """What a server says of its settings. ScenarioError where it says that its role is another."""
     said = await probe.get("/get_server_info") or await probe.get("/server_info")
     if not isinstance(said, dict):
         raise EngineError(
             f"{probe.url} has no /get_server_info: it is no SGLang server; try --kind openai"
         )
-    flags = {
+    fault = read_capabilities(said).fault(role, None, None)
+    if fault is not None and "disaggregation_mode" in said:
+        raise ScenarioError(
+            f"{probe.url} {fault}: give a server that does both as --url, the two of a pair as "
+            "--prefill-url and --decode-url."
+        )
+    return said
+
+
+def _flags(said: Mapping[str, Any]) -> dict[str, Any]:
+    hidden = [value for key in _SECRETS if (value := said.get(key)) and isinstance(value, str)]
+    return {
         key: value
         for key, value in said.items()
-        if key not in _VOLATILE and isinstance(value, str | int | float | bool | None)
+        if key not in _VOLATILE
+        and isinstance(value, str | int | float | bool | None)
+        and not any(secret in str(value) for secret in hidden)
     }
+
+
+def _slots(said: Mapping[str, Any], groups: int) -> int | None:
+    """How many requests run at once; as resolved, each group says it of itself."""
+    states = said.get("internal_states")
+    inner = states[0] if isinstance(states, list) and states else None
+    each = inner.get("effective_max_running_requests_per_dp") if isinstance(inner, dict) else None
+    return each * groups if each else said.get("max_running_requests")
+
+
+async def _read_info(probe: Probe, said: Mapping[str, Any]) -> Info:
     model = await probe.get("/get_model_info") or await probe.get("/model_info") or {}
     path = said.get("model_path") or model.get("model_path")
     cache = said.get("prefix_cache")
     is_ours = said.get("engine") == "emulated"
-    pages = cache["checkpoint_tokens"] if is_ours and cache else said.get("page_size")
+    told = read_capabilities(said)
+    pages = cache["checkpoint_tokens"] if is_ours and cache else told.page_size
     limit = said.get("context_length") or said.get("max_req_input_len") or said.get("max_model_len")
     return Info(
         engine=str(said.get("engine") or "sglang"),
         version=str(said.get("version") or "unknown"),
-        flags=flags,
+        flags=_flags(said),
         limit_tokens=limit,
-        capacity_tokens=said.get("max_total_num_tokens"),
-        max_running=said.get("max_running_requests") or said.get("decode_max_batch"),
+        capacity_tokens=None if told.max_total_tokens is None else told.max_total_tokens * told.dp,
+        max_running=_slots(said, told.dp),
         page_tokens=int(pages or 1),
         has_cache=bool(cache) if is_ours else not said.get("disable_radix_cache", False),
         model_path=None if path is None else str(path),
+        tp=max(1, told.tp // told.dp),
     )
+
+
+async def _sglang_info(probe: Probe) -> Info:
+    return await _read_info(probe, await _sglang_said(probe, "both"))
 
 
 async def _openai_info(probe: Probe) -> Info:

@@ -28,7 +28,9 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--url", metavar="URL", help="a server that prefills and decodes")
     where.add_argument("--prefill-url", metavar="URL", help="of a disaggregated pair")
     where.add_argument("--decode-url", metavar="URL", help="of a disaggregated pair")
-    where.add_argument("--bootstrap-port", type=int, metavar="N", help="of the pair's prefill")
+    where.add_argument(
+        "--bootstrap-port", type=int, metavar="N", help="default: what the prefill tells"
+    )
     where.add_argument("--kind", choices=("sglang", "openai"), default="sglang")
     where.add_argument("--engine", choices=tuple(ENGINES), help="start one instead")
     where.add_argument("--scenario", type=Path, metavar="FILE", help="of the emulated engine")
@@ -142,19 +144,13 @@ def _served(options: argparse.Namespace) -> tuple[Opening, "Settings"]:
 
     @asynccontextmanager
     async def open_target() -> AsyncIterator["Target"]:
-        import aiohttp
-
-        from harness.profiler.probe import Probe
+        from harness.profiler.probe import Probe, open_session
         from harness.profiler.target import Pair, Single
 
         timeout_s = _duration_s("request-timeout", options.request_timeout)
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(
-            connector=connector, headers=headers, timeout=timeout
-        ) as session:
+        async with open_session(headers) as session:
 
             def probe(url: str) -> Probe:
                 return Probe(session, url, options.kind, timeout_s)
