@@ -9,7 +9,7 @@ In a closed loop (``load.concurrency``) nothing arrives by itself: every ``plann
 Lengths are drawn from truncated log-normal laws, grow with the turns of sessions
 (``harness.workload.sessions``), or are a trace's (``harness.trace``).
 
-The same seed gives the same schedule on any machine, byte for byte (``Schedule.sha256``): PCG64,
+The same seed is meant to give the same schedule on any machine (``Schedule.sha256``): PCG64,
 one draw after another, single operations of IEEE arithmetic, and times rounded to nanoseconds, so
 that the last bits in which mathematical libraries differ do not show.
 """
