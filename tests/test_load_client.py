@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile_modes import HOSTILE
 from load_process import evenly, load_process, plan_in
-from truth_server import HOSTILE, truth_server
+from truth_server import truth_server
 
 from harness.core import Request
 
@@ -71,7 +72,7 @@ def replay(folder: Path, port: int, **changes: Any) -> tuple[dict[str, Any], lis
 
 
 def test_every_mode_is_expected() -> None:
-    assert EXPECTED.keys() == HOSTILE.keys()
+    assert EXPECTED.keys() | {"reset_at_random"} == HOSTILE.keys()
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,24 @@ def test_good_rows_among_bad_ones_are_exact(
         pairs = zip(written, row["chunk_mono_ns"], strict=True)
         assert all(left < came for left, came in pairs)
         assert row["chunk_mono_ns"] == sorted(row["chunk_mono_ns"])
+
+
+def test_a_reset_at_any_byte_is_blamed_by_what_had_come(
+    tmp_path: Path, port: int, log: Path
+) -> None:
+    """No token is told that the server had not written whole, and none is called complete."""
+    schedule = [Request(f"cut/{n}", n, 0.01 * n, 40, 8) for n in range(60)]
+    with load_process(plan_in(tmp_path, port, schedule, path="/hostile/reset_at_random")) as load:
+        load.start()
+        finished, rows = load.finish()
+    assert finished["failed"] == len(rows) == 60
+    written = {line["rid"]: len(line["written_mono_ns"]) for line in map(json.loads, log.open())}
+    for row in rows:
+        tokens = sum(row["chunk_tokens"])
+        assert tokens == (row["completion_tokens"] or 0) <= written[row["rid"]]
+        assert (row["first_token_mono_ns"] is not None) == (row["failure_phase"] == "stream")
+        assert "reset" in row["failure_message"]
+    assert {row["failure_phase"] for row in rows} == {"headers", "first_token", "stream"}
 
 
 def test_a_failure_keeps_what_was_measured_before_it(tmp_path: Path, port: int) -> None:

@@ -174,7 +174,8 @@ class DecodeVisits:
             while not is_warm(warming, group=1):
                 sample = await self.run(cell, visit, "warm_up")
                 samples.append(sample)
-                warming.append(sample.value_s or 0.0)
+                assert sample.value_s is not None, "a batch that was measured has a step time"
+                warming.append(sample.value_s)
         return [*samples, await self.run(cell, visit, None)]
 
     async def run(self, cell: Cell, visit: int, because: str | None) -> Sample:

@@ -144,20 +144,25 @@ def overhead(findings: Findings) -> list[OverheadFile]:
     """Outside against inside, by point; empty where the engine tells no inside."""
     rows = []
     for cell in findings.of_kind("prefill"):
-        told = [one for one in findings.samples if one.cell == cell and one.inside_s is not None]
+        told = [
+            (one.outside_s, one.inside_s, one.parts_s)
+            for one in findings.samples
+            if one.cell == cell and one.inside_s is not None and one.outside_s is not None
+        ]
         if not told:
             continue
-        names = sorted({name for one in told for name in one.parts_s} - {"prefill"})
+        names = sorted({name for _, _, parts_s in told for name in parts_s} - {"prefill"})
         rows.append(
             OverheadFile(
                 new_tokens=cell.new_tokens,
                 cached_tokens=cell.cached_tokens,
-                outside_s=fmean(one.outside_s or 0.0 for one in told),
-                inside_s=fmean(one.inside_s or 0.0 for one in told),
-                median_difference_s=median(
-                    (one.outside_s or 0.0) - (one.inside_s or 0.0) for one in told
-                ),
-                parts_s={name: fmean(one.parts_s.get(name, 0.0) for one in told) for name in names},
+                outside_s=fmean(outside_s for outside_s, _, _ in told),
+                inside_s=fmean(inside_s for _, inside_s, _ in told),
+                median_difference_s=median(outside_s - inside_s for outside_s, inside_s, _ in told),
+                parts_s={
+                    name: fmean(parts_s[name] for _, _, parts_s in told if name in parts_s)
+                    for name in names
+                },
             )
         )
     return rows
@@ -177,7 +182,13 @@ def interference(findings: Findings) -> list[InterferenceFile]:
         if quiet is None:
             continue
         value, low, high = ratio(one, quiet)
-        rates = [s.egress_bytes_per_s or 0.0 for s in findings.samples if s.cell == cell]
+        rates = [
+            sample.egress_bytes_per_s
+            for sample in findings.samples
+            if sample.cell == cell and sample.used and sample.egress_bytes_per_s is not None
+        ]
+        if not rates:
+            continue  # how much went beside it is not known, so that the ratio says nothing
         rows.append(
             InterferenceFile(
                 kind=cell.kind,

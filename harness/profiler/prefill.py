@@ -43,7 +43,8 @@ class PrefillVisits:
             while not is_warm(warming):
                 sample = await self._request(cell, visit, "warm_up")
                 samples.append(sample)
-                warming.append(sample.outside_s or 0.0)
+                assert sample.outside_s is not None, "a request has a time from outside"
+                warming.append(sample.outside_s)
         else:
             samples.append(await self._request(cell, visit, "after_change"))
         return samples + [await self._request(cell, visit, None) for _ in range(REQUESTS)]

@@ -1,7 +1,9 @@
 """What exactly was measured: hashes of the model's files, and what the GPUs did meanwhile."""
 
+import functools
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,18 +56,20 @@ def gpu_summary(gpus: Gpus, samples: Sequence[Sample]) -> GpuFile | None:
     seen = [one for one in samples if one.used and one.sm_clock_hz is not None]
     if not seen or gpus.driver is None:
         return None
-    reasons = 0
-    for one in seen:
-        reasons |= one.throttle_reasons or 0
+
+    # Whoever has one of them has all: a sample is of one look at the GPUs.
+    def told(name: str) -> list[float]:
+        return [value for one in seen if (value := getattr(one, name)) is not None]
+
     return GpuFile(
         driver=gpus.driver,
         names=list(gpus.names),
-        min_sm_clock_hz=min(one.sm_clock_hz or 0.0 for one in seen),
-        mean_sm_clock_hz=fmean(one.sm_clock_hz or 0.0 for one in seen),
-        mean_power_w=fmean(one.power_w or 0.0 for one in seen),
-        max_temperature_c=max(one.temperature_c or 0.0 for one in seen),
-        max_memory_used_bytes=float(max(one.memory_used_bytes or 0 for one in seen)),
-        throttle_reasons=reasons,
+        min_sm_clock_hz=min(told("sm_clock_hz")),
+        mean_sm_clock_hz=fmean(told("sm_clock_hz")),
+        mean_power_w=fmean(told("power_w")),
+        max_temperature_c=max(told("temperature_c")),
+        max_memory_used_bytes=float(max(told("memory_used_bytes"))),
+        throttle_reasons=functools.reduce(operator.or_, map(int, told("throttle_reasons"))),
     )
 
 

@@ -22,13 +22,7 @@ from harness.simulator.records import (
     Simulation,
     ThresholdSet,
 )
-from harness.simulator.rows import (
-    PHASE_CODES,
-    RowWriter,
-    Sink,
-    ended_row,
-    rejected_row,
-)
+from harness.simulator.rows import PHASE_CODES, RowWriter, Sink, ended_row, rejected_row
 from harness.simulator.usage import Usage
 from harness.utilisation import window_s
 

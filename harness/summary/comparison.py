@@ -58,10 +58,10 @@ def compare(
         for key, q in _QUANTILES.items():
             upper, lower = (nearest_rank(all_s[one], q) for one in (name, names[0]))
             between = quantile_ratio_interval(drawn[name][key], drawn[names[0]][key], blocks, LEVEL)
-            known = upper is not None and lower is not None and math.isfinite(lower)
-            ratios[name][f"{key}_ratio"] = (
-                finite((upper or 0.0) / (lower or 1.0)) if known else None
-            )
+            ratio = None
+            if upper is not None and lower is not None and 0 < lower < math.inf:
+                ratio = finite(upper / lower)
+            ratios[name][f"{key}_ratio"] = ratio
             ratios[name][f"{key}_interval"] = interval_of(between)
     return ratios
 

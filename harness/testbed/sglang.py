@@ -145,6 +145,38 @@ def launcher_config(
     """What the launcher of a cluster's servers is told."""
     sglang = scenario.engine.sglang
     assert sglang is not None, "the engine is SGLang"
+    servers, attached = _servers(deployment, sglang, cluster)
+    return LauncherConfig(
+        cluster=cluster,
+        address=site.address,
+        log_directory=str(log_directory.absolute()),
+        api_key=api_key,
+        ready_timeout_s=sglang.ready_timeout_s,
+        servers=servers,
+        attached=attached,
+        python=sglang.python,
+        version=sglang.version,
+        requires=list(sglang.requires),
+        model_path=None if sglang.model_path is None else str(sglang.model_path.absolute()),
+        model_name=scenario.model.name,
+        hybrid=any(layer.fixed_bytes for layer in scenario.model.architecture.layers),
+        device=sglang.device,
+        transfer_backend=sglang.transfer_backend,
+        transfer_protocol=sglang.transfer_protocol,
+        page_size=sglang.page_size,
+        chunked_prefill_tokens=sglang.chunked_prefill_tokens,
+        load_format=sglang.load_format,
+        mem_fraction=sglang.mem_fraction,
+        max_total_tokens=sglang.max_total_tokens,
+        context_tokens=sglang.context_tokens,
+        max_running_requests=sglang.max_running_requests,
+    )
+
+
+def _servers(
+    deployment: Deployment, sglang: Sglang, cluster: str
+) -> tuple[list[ServerConfig], list[AttachedConfig]]:
+    """The cluster's servers that are to be started, and those that run already."""
     instances = deployment.instances()
     first_gpus = _first_gpus(instances, sglang)
     servers, attached = [], []
@@ -171,31 +203,7 @@ def launcher_config(
                 env=dict(role.env),
             )
         )
-    return LauncherConfig(
-        cluster=cluster,
-        address=site.address,
-        log_directory=str(log_directory.absolute()),
-        api_key=api_key,
-        ready_timeout_s=sglang.ready_timeout_s,
-        servers=servers,
-        attached=attached,
-        python=sglang.python,
-        version=sglang.version,
-        requires=list(sglang.requires),
-        model_path=None if sglang.model_path is None else str(sglang.model_path.absolute()),
-        model_name=scenario.model.name,
-        hybrid=any(layer.fixed_bytes for layer in scenario.model.architecture.layers),
-        device=sglang.device,
-        transfer_backend=sglang.transfer_backend,
-        transfer_protocol=sglang.transfer_protocol,
-        page_size=sglang.page_size,
-        chunked_prefill_tokens=sglang.chunked_prefill_tokens,
-        load_format=sglang.load_format,
-        mem_fraction=sglang.mem_fraction,
-        max_total_tokens=sglang.max_total_tokens,
-        context_tokens=sglang.context_tokens,
-        max_running_requests=sglang.max_running_requests,
-    )
+    return servers, attached
 
 
 def _first_gpus(instances: tuple[Instance, ...], sglang: Sglang) -> dict[str, int]:

@@ -22,7 +22,13 @@ import numpy.typing as npt
 from harness.core import Request
 from harness.schedule import Schedule
 from harness.settings import Load, RateState, Workload
-from harness.workload.rate import constant_path, shaped, state_multiples, state_shares
+from harness.workload.rate import (
+    constant_path,
+    on_off_states,
+    shaped,
+    state_multiples,
+    state_shares,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -145,19 +151,7 @@ def intended_dispersion(
 def _states(workload: Workload) -> tuple[RateState, ...]:
     if workload.arrivals == "mmpp":
         return workload.states
-    if workload.arrivals != "on_off":
-        return ()
-    on_s, off_s, multiple = (
-        workload.on_duration_s,
-        workload.off_duration_s,
-        workload.on_rate_multiple,
-    )
-    assert on_s is not None, "on_off arrivals have their states"
-    assert off_s is not None
-    assert multiple is not None
-    share = on_s / (on_s + off_s)
-    off_multiple = max(0.0, (1 - share * multiple) / (1 - share))
-    return (RateState(multiple, on_s), RateState(off_multiple, off_s))
+    return on_off_states(workload) if workload.arrivals == "on_off" else ()
 
 
 def _of_states(states: tuple[RateState, ...], rate: float, window_s: float) -> float:

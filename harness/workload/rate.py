@@ -74,6 +74,20 @@ def on_off_path(
     workload: Workload, rate: float, rng: np.random.Generator, until_s: float, until_ticks: float
 ) -> RatePath:
     """States drawn until the time or the integrated rate is reached."""
+    on, off = on_off_states(workload)
+    on_share = on.mean_duration_s / (on.mean_duration_s + off.mean_duration_s)
+    state, other = (on, off) if rng.random() < on_share else (off, on)
+    time_s, ticks = [0.0], [0.0]
+    while time_s[-1] < until_s and ticks[-1] <= until_ticks:
+        lasts_s = float(rng.standard_exponential()) * state.mean_duration_s
+        time_s.append(time_s[-1] + lasts_s)
+        ticks.append(ticks[-1] + lasts_s * rate * state.rate_multiple)
+        state, other = other, state
+    return RatePath(np.array(time_s), np.array(ticks))
+
+
+def on_off_states(workload: Workload) -> tuple[RateState, RateState]:
+    """The on state and the off state, whose rate is what keeps the mean."""
     on_s, off_s, multiple = (
         workload.on_duration_s,
         workload.off_duration_s,
@@ -82,16 +96,9 @@ def on_off_path(
     assert on_s is not None, "on_off arrivals have their states"
     assert off_s is not None
     assert multiple is not None
-    on_share = on_s / (on_s + off_s)
-    off_multiple = max(0.0, (1 - on_share * multiple) / (1 - on_share))
-    on = bool(rng.random() < on_share)
-    time_s, ticks = [0.0], [0.0]
-    while time_s[-1] < until_s and ticks[-1] <= until_ticks:
-        lasts_s = float(rng.standard_exponential()) * (on_s if on else off_s)
-        time_s.append(time_s[-1] + lasts_s)
-        ticks.append(ticks[-1] + lasts_s * rate * (multiple if on else off_multiple))
-        on = not on
-    return RatePath(np.array(time_s), np.array(ticks))
+    share = on_s / (on_s + off_s)
+    off_multiple = max(0.0, (1 - share * multiple) / (1 - share))
+    return RateState(multiple, on_s), RateState(off_multiple, off_s)
 
 
 def mmpp_path(
