@@ -70,6 +70,7 @@ def test_ready_says_where_the_servers_are_and_their_end_leaves_nothing(
         assert event["server_info"]["pd-d0"]["page_size"] == 64
         assert KEY not in str(event)
         groups = groups_under(one)
+        assert sorted(event["pids"].values()) == sorted(groups)
         assert [len(living_members(group)) for group in groups] == [2, 2]
         logs = {name: Path(path).read_text() for name, path in event["logs"].items()}
         assert one.end() == 0

@@ -160,6 +160,7 @@ class Launcher:
         version, untested = known_version(self.version)
         return {
             "ports": {s.name: s.port for s in self._servers},
+            "pids": {s.name: s.pid for s in self._servers},
             "bootstrap_ports": {
                 s.name: s.bootstrap_port for s in self._servers if s.bootstrap_port
             },

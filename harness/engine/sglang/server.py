@@ -94,6 +94,11 @@ class Server:
         self._hopeless = asyncio.Event()
         self._copying = asyncio.create_task(self._copy())
 
+    @property
+    def pid(self) -> int:
+        """Of the server's first process, which leads its process group."""
+        return self._process.pid
+
     async def ended(self) -> EngineError:
         """Wait until the server cannot serve any more; says why."""
         ending = asyncio.create_task(self._process.wait())
