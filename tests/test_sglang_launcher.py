@@ -216,7 +216,7 @@ def test_attached_servers_are_looked_at_and_left_alone(config: LauncherConfig) -
         wrong = failure(msgspec.structs.replace(other, attached=swapped))
         assert "pd-p0 at http://127.0.0.1" in wrong
         assert "is of prefill (disaggregation_mode), but decode is asked for" in wrong
-        with launcher(other) as theirs:
+        with launcher(msgspec.structs.replace(other, unhealthy_s=1.0)) as theirs:
             assert theirs.hear()["event"] == "ready"
             groups = groups_under(ours)
             ours.end()
