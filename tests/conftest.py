@@ -60,6 +60,9 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "netem": _has_netem,
     "sglang": _has_sglang,
     "aiconfigurator": lambda: find_spec("aiconfigurator") is not None,
+    "ray": lambda: find_spec("ray") is not None,
+    "torch": lambda: find_spec("torch") is not None,
+    "transformers": lambda: find_spec("transformers") is not None,
 }
 
 
