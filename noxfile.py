@@ -1,5 +1,5 @@
 """Sessions: ``bench-prfaas`` (the main job), ``lint``, ``types``, ``tests``, ``netem``,
-``sglang-cpu``."""
+``ray``, ``sglang-cpu``."""
 
 import hashlib
 import os
@@ -89,6 +89,13 @@ def netem(session: nox.Session) -> None:
     pytest = ["python", "-m", "pytest", "-p", "no:cacheprovider", *NETEM_TESTS]
     chosen = ["-k", "test_netem_kernel or [netem]", *session.posargs]
     session.run("python", "tests/uml.py", "--timeout", "480", "--", *pytest, *chosen)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Sweeps on a real Ray cluster of several local nodes: [pytest options]."""
+    session.install("-q", "-e", ".[ray]", *GROUPS["test"])
+    session.run("python", "-m", "pytest", "-m", "ray", "tests/test_sweep_ray.py", *session.posargs)
 
 
 @nox.session(name="sglang-cpu", venv_backend="none")

@@ -311,9 +311,9 @@ def _wire_bytes(scenario: Scenario, tokens: int) -> int:
 
 
 def _salt(run: RunDirectory, cell: Cell, engine: Engine) -> str:
-    """Prompts of a cell are its own, so that no cache knows them. Real servers start anew for each
-    cell: theirs are the same in all deployments, so that the answers can be compared."""
-    return f"{run.path.name}/{cell.name if engine.sglang is None else f'r{cell.repeat}'}"
+    """Prompts of a cell are its own, so that no cache knows them. Engines that compute start anew
+    for each cell: theirs are the same in all deployments, so that the answers can be compared."""
+    return f"{run.path.name}/{cell.name if engine.kind == 'emulated' else f'r{cell.repeat}'}"
 
 
 def _simulated_rows(simulation: Simulation) -> list[SimulatedRow]:

@@ -52,10 +52,15 @@ def block_keys_of_hash_ids(
     shared = _chained(contents)
     if len(shared) == blocks:
         return shared
-    # Keys that nobody else has, so a run of whole numbers does.
-    last_key = (shared[-1] if shared else 0).to_bytes(8, "little")
-    start = xxhash.xxh3_64_intdigest(last_key + b"own" + _eight_bytes(index))
-    return shared + tuple(range(start, start + blocks - len(shared)))
+    return shared + tuple(own_keys(index, blocks - len(shared), shared[-1] if shared else 0))
+
+
+def own_keys(index: int, blocks: int, after_key: int = 0) -> range:
+    """Keys of the blocks that a request has to itself, by its ``index``, behind one with
+    ``after_key``: nobody else has them, so a run of whole numbers does."""
+    after = after_key.to_bytes(8, "little")
+    start = xxhash.xxh3_64_intdigest(after + b"own" + _eight_bytes(index))
+    return range(start, start + blocks)
 
 
 def _eight_bytes(number: int) -> bytes:

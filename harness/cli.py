@@ -14,7 +14,18 @@ from collections.abc import Sequence
 
 from harness import __version__
 from harness.core import PrfaasError
-from harness.verbs import bench, doctor, link, model, plan, profile, report, schema, simulate
+from harness.verbs import (
+    bench,
+    doctor,
+    link,
+    model,
+    plan,
+    profile,
+    report,
+    schema,
+    simulate,
+    sweep,
+)
 
 INTERRUPTED, STOPPED_READING = 130, 141
 
@@ -68,6 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in (bench, doctor, link, model, plan, profile, report, schema, simulate):
+    for verb in (bench, doctor, link, model, plan, profile, report, schema, simulate, sweep):
         verb.add(verbs)
     return parser

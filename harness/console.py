@@ -57,12 +57,14 @@ class RunConsole:
 
 def verdict_table(document: dict[str, Any]) -> Table:
     """The deployments side by side at the offered load, and their modelled capacity."""
+    is_simulated = document["verdict"] == "simulated"
+    title = f"{document['verdict']} (link: {document['link_backend'] or 'not built'}, "
+    title += f"time scale {document['time_scale']:g}, byte scale {document['byte_scale']:g})"
     table = Table(
-        title=f"{document['verdict']} (link: {document['link_backend'] or 'not built'}, "
-        f"time scale {document['time_scale']:g}, byte scale {document['byte_scale']:g})",
-        caption="TTFT in s, measured; sim = simulated mean; good = goodput, req/s within the SLO; "
-        "max = modelled capacity, Lambda_max with T(E\\[l]) in req/s. "
-        "P99 needs 1,000 effective samples.",
+        title="simulated: nothing was run, and there is no verdict" if is_simulated else title,
+        caption=f"TTFT in s, {'simulated' if is_simulated else 'measured; sim = simulated mean'}; "
+        "good = goodput, req/s within the SLO; max = modelled capacity, Lambda_max with T(E\\[l]) "
+        "in req/s. P99 needs 1,000 effective samples.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title_justify="left",

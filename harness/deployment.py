@@ -5,6 +5,7 @@ the PD cluster. No PrfaaS instance is the homogeneous baseline; no local prefill
 naive heterogeneous one (N_prfaas / N_p / N_d of Table 6, arXiv 2604.15039).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,12 @@ from harness.core import PD, PRFAAS, Instance
 
 #: How requests are divided where both clusters prefill: by length, or by least expected completion.
 Balancing = Literal["threshold", "capacity"]
+
+
+def cluster_names(kind: str, count: int) -> tuple[str, ...]:
+    """Of ``count`` clusters of a kind: the first one has the kind's name, then they are numbered
+    from 2 on."""
+    return tuple(kind if number == 1 else f"{kind}-{number}" for number in range(1, count + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Deployment:
     leaves no local prefill gives threshold 0, which sends everything to PrfaaS. ``balancing`` by
     capacity has none either.
 
-    Further clusters, each with a link of its own, are planned but neither simulated nor run live.
+    Further clusters, each with a link of its own, are planned and simulated but not run live.
     """
 
     name: str
@@ -65,20 +72,40 @@ class Deployment:
         first = PdCluster(self.pd_hardware, self.num_prefill, self.num_decode, link_bytes_per_s)
         return (first, *self.more_pd)
 
+    def egress_bytes_per_s(self, link_bytes_per_s: float) -> Mapping[str, float]:
+        """What may leave each PrfaaS cluster, by its name."""
+        clusters = self.prfaas_clusters(link_bytes_per_s)
+        rates = [one.link_bytes_per_s for one in clusters]
+        return dict(zip(cluster_names(PRFAAS, len(clusters)), rates, strict=True))
+
+    def ingress_bytes_per_s(self, link_bytes_per_s: float) -> Mapping[str, float]:
+        """What may enter each PD cluster from outside, by its name; empty for one cluster of each
+        kind, where that is what leaves the other."""
+        clusters = self.pd_clusters(link_bytes_per_s)
+        if not self.more_prfaas and not self.more_pd:
+            return {}
+        rates = [one.link_bytes_per_s for one in clusters]
+        return dict(zip(cluster_names(PD, len(clusters)), rates, strict=True))
+
     def instances(self) -> tuple[Instance, ...]:
-        """Every instance of the first clusters: PrfaaS prefill, PD prefill, PD decode."""
-        remote = tuple(
-            Instance(f"{PRFAAS}-p{i}", PRFAAS, "prefill", self.prfaas_hardware)
-            for i in range(self.num_prfaas)
-            if self.prfaas_hardware is not None
-        )
-        local = tuple(
-            Instance(f"{PD}-p{i}", PD, "prefill", self.pd_hardware) for i in range(self.num_prefill)
-        )
-        decode = tuple(
-            Instance(f"{PD}-d{i}", PD, "decode", self.pd_hardware) for i in range(self.num_decode)
-        )
-        return remote + local + decode
+        """Every instance: those of the PrfaaS clusters, then of each PD cluster prefill, decode."""
+        remote, local = self.prfaas_clusters(0.0), self.pd_clusters(0.0)
+        found: list[Instance] = []
+        for name, far in zip(cluster_names(PRFAAS, len(remote)), remote, strict=True):
+            found += (
+                Instance(f"{name}-p{i}", name, "prefill", far.hardware)
+                for i in range(far.num_instances)
+            )
+        for name, near in zip(cluster_names(PD, len(local)), local, strict=True):
+            found += (
+                Instance(f"{name}-p{i}", name, "prefill", near.hardware)
+                for i in range(near.num_prefill)
+            )
+            found += (
+                Instance(f"{name}-d{i}", name, "decode", near.hardware)
+                for i in range(near.num_decode)
+            )
+        return tuple(found)
 
     def fault(self) -> tuple[str, str] | None:
         """The key that makes this deployment meaningless and why, or None."""

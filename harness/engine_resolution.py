@@ -12,14 +12,23 @@ from harness.architecture import Architecture
 from harness.core import Instance, ScenarioError
 from harness.datafile import nearest, printable, read_text_file
 from harness.deployment import Deployment
+from harness.engine.reference.choice import chosen_model
 from harness.engine.sglang.command import reserved_flag
 from harness.engine.sglang.versions import unsupported
-from harness.engine_settings import Attached, Engine, EngineRole, Sglang, SglangRole
+from harness.engine_settings import Attached, Engine, EngineRole, Reference, Sglang, SglangRole
 from harness.model_config import read_model_config
 from harness.model_families import FAMILIES
 from harness.resolution import missing, wrong
 from harness.scenario_tables.engines import EngineRoleTable, EngineTable, Requirement
 
+#: Keys of [engine] that only one kind of engine has.
+_OF_REFERENCE = frozenset({"compute", "seed", "dtype", "threads", "prefill_slots"})
+_OF_BOTH = frozenset(
+    {"kind", "model_path", "device", "chunked_prefill_tokens", "context_tokens", "ready_timeout"}
+)
+_OF_SGLANG = frozenset(EngineTable.model_fields) - _OF_REFERENCE - _OF_BOTH
+#: Of a prefill of the reference engine, where the scenario does not say.
+_CHUNK_TOKENS = 2048
 ROLES: tuple[EngineRole, ...] = ("prfaas", "prefill", "decode")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECASE)
 
@@ -32,11 +41,17 @@ def resolve_engine(
     deployments: dict[str, Deployment],
 ) -> Engine:
     """Paths are relative to ``folder``. ScenarioError names the key that is wrong or missing."""
+    _check_keys(table, where)
+    if table.kind == "reference":
+        return Engine("reference", None, _reference(table, where, folder, architecture))
     if table.kind == "emulated":
         # Said outright, it rehearses on emulated engines what is written for real ones.
         if "kind" not in table.model_fields_set and table.model_fields_set:
             given = next(key for key in type(table).model_fields if key in table.model_fields_set)
-            why = 'the emulated engine has no such thing; set engine.kind = "sglang" for real ones'
+            why = (
+                'the emulated engine has no such thing; set engine.kind = "sglang" for real servers, '
+                '"reference" for a model in torch'
+            )
             raise wrong(f"engine.{given}", where, why)
         return Engine("emulated", None)
     instances = {i.name: i for one in deployments.values() for i in one.instances()}
@@ -69,6 +84,45 @@ def resolve_engine(
             attach=attach,
         ),
     )
+
+
+def _check_keys(table: EngineTable, where: str) -> None:
+    """Keys that the kind of engine does not have."""
+    if table.kind == "emulated":
+        return
+    others = _OF_REFERENCE if table.kind == "sglang" else _OF_SGLANG
+    for key in type(table).model_fields:
+        if key in table.model_fields_set and key in others:
+            why = f'an engine of kind = "{table.kind}" has no such thing; remove it'
+            raise wrong(f"engine.{key}", where, why)
+
+
+def _reference(
+    table: EngineTable, where: str, folder: Path, architecture: Architecture
+) -> Reference:
+    given = [key for key in ("compute", "model_path") if getattr(table, key) is not None]
+    if len(given) != 1:
+        why = "give it or engine.model_path, one of the two: they say what is computed"
+        raise (wrong if given else missing)("engine.compute", where, why)
+    found = Reference(
+        compute=None if table.compute is None else str((folder / table.compute).absolute()),
+        model_path=None
+        if table.model_path is None
+        else str((folder / table.model_path).absolute()),
+        seed=table.seed,
+        dtype=table.dtype,
+        device=table.device,
+        threads=table.threads,
+        chunk_tokens=table.chunked_prefill_tokens or _CHUNK_TOKENS,
+        prefill_slots=table.prefill_slots,
+        context_tokens=table.context_tokens,
+        ready_timeout_s=table.ready_timeout,
+    )
+    try:
+        chosen_model(found, architecture)
+    except ScenarioError as error:
+        raise wrong(f"engine.{given[0]}", where, str(error).removesuffix(".")) from error
+    return found
 
 
 def check_model(engine: Engine, architecture: Architecture, where: str) -> str:

@@ -1,4 +1,4 @@
-"""What serves a scenario, as resolved: the emulated engine, or SGLang servers.
+"""What serves a scenario, as resolved: the emulated or the reference engine, or SGLang servers.
 
 The TOML form, where units and defaults live, is ``harness.scenario_tables.engines``;
 ``harness.engine_resolution`` makes the one from the other.
@@ -11,7 +11,7 @@ from typing import Literal
 from harness.core import PRFAAS, Instance
 from harness.scenario_tables.engines import Requirement
 
-EngineKind = Literal["emulated", "sglang"]
+EngineKind = Literal["emulated", "reference", "sglang"]
 #: The [engine] sub-table that an instance's servers follow.
 EngineRole = Literal["prfaas", "prefill", "decode"]
 
@@ -66,11 +66,33 @@ class Sglang:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """A model in torch, by the model file ``compute`` that completes the architecture, or by the
+    folder ``model_path``. ``threads`` compute on the processor. ``prefill_slots``: prompts whose KV
+    an instance holds. ``context_tokens`` None: as long as the workload's longest request.
+    ``ranks``: what one of so many holds is computed, of the architecture file ``whole``."""
+
+    compute: str | None
+    model_path: str | None
+    seed: int
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cuda", "cpu"]
+    threads: int
+    chunk_tokens: int
+    prefill_slots: int
+    context_tokens: int | None
+    ready_timeout_s: float
+    ranks: int = 1
+    whole: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
-    """``sglang`` is None for the emulated engine."""
+    """``sglang`` and ``reference`` are None but for their own kind."""
 
     kind: EngineKind
     sglang: Sglang | None
+    reference: Reference | None = None
 
 
 def engine_role(instance: Instance) -> EngineRole:

@@ -41,25 +41,31 @@ LAYERS = {
 
 
 def ttft_distribution(
-    requests: pd.DataFrame, simulated: pd.DataFrame, names: tuple[str, ...]
+    requests: pd.DataFrame,
+    simulated: pd.DataFrame,
+    names: tuple[str, ...],
+    *,
+    are_simulated: bool = False,
 ) -> Chart | None:
-    """Measured TTFT, a request that was not completed never reached, beside the simulated one."""
-    measured = requests[["deployment", "ttft_s"]].assign(modelled=False)
+    """TTFT of requests, one that was not completed never reached, beside the simulated one; they
+    are measured, or ``are_simulated`` themselves."""
+    measured = requests[["deployment", "ttft_s"]].assign(modelled=are_simulated)
     measured["ttft_s"] = np.where(
         requests["outcome"] == "completed", floats(requests, "ttft_s"), np.inf
     )
     modelled = simulated[["deployment", "ttft_s"]].assign(modelled=True)
-    frame = pd.concat([measured, modelled], ignore_index=True)
+    frame = measured if simulated.empty else pd.concat([measured, modelled], ignore_index=True)
     medians = {name: _median(completed_ttft(requests, name)) for name in names}
     known = {name: value for name, value in medians.items() if value is not None}
     if not known:
         return None
     listed = _listed(f"{value:.2f} s with {name}" for name, value in known.items())
+    told = "simulated" if are_simulated else "measured and simulated"
     return Chart(
         "cdf",
         frame,
         f"Half of the requests get their first token within {listed}",
-        f"Distribution of time to first token, measured and simulated. Median: {listed}.",
+        f"Distribution of time to first token, {told}. Median: {listed}.",
         Axis("ttft_s", "time to first token from the planned send (s)", log=True),
         Axis("share", "share of planned requests"),
         series="deployment",

@@ -5,6 +5,7 @@ the end of prefill otherwise. A ``Sending`` says so in a few numbers; arrays of 
 only where they are needed.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from harness.architecture import Architecture
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class LayerSizes:
@@ -105,7 +105,7 @@ class Sending(Struct, gc=False):
         done = int((now_s - start_s) / step_s) if now_s > start_s else 0
         if done >= self.count:
             done = self.count - 1
-        if start_s + step_s * done > now_s:
+        if done and start_s + step_s * done > now_s:
             done -= 1
         elif done + 1 < self.count and start_s + step_s * (done + 1) <= now_s:
             done += 1
@@ -113,15 +113,24 @@ class Sending(Struct, gc=False):
 
 
 class SendingTable:
-    """The sendings of one path as columns, so that many of them are looked at together."""
+    """The pieces of one path's sendings in rows, so that many of them are looked at together: when
+    each is ready and for how long the path is busy with it, at a rate in bytes per second."""
 
-    def __init__(self, sizes: LayerSizes, count: int) -> None:
+    def __init__(self, sizes: LayerSizes, count: int, rate_bytes_per_s: float) -> None:
         self._sizes = sizes
         self._count = count
-        self._free = list(range(15, -1, -1))
-        self._owners: list[Sending | None] = [None] * 16
-        # start, end, step, tokens that move, tokens, total bytes, order  # [7, places]
-        self._columns = np.full((7, 16), np.inf)
+        self._rate = rate_bytes_per_s
+        self._steps = np.arange(1.0, count + 1)  # [pieces]
+        self._free: list[int] = []
+        self._owners: list[Sending | None] = []
+        self._until_s = -math.inf
+        # Behind the last piece there is one that is never ready.  # [places, pieces + 1]
+        self._ready = np.empty((0, count + 1))
+        self._busy = np.empty((0, count + 1))
+        self._order = np.empty(0, np.int64)  # [places]
+        #: The next piece of each and when it is ready; none where nobody is.  # [places]
+        self._done = np.empty(0, np.int64)
+        self._next = np.empty(0)
 
     def put_all(self, sendings: Iterable[Sending]) -> None:
         """Give each a place."""
@@ -130,66 +139,83 @@ class SendingTable:
 
     def _put(self, one: Sending) -> None:
         if not self._free:
-            places = len(self._owners)
-            self._free = list(range(2 * places - 1, places - 1, -1))
-            self._owners += [None] * places
-            more = np.full_like(self._columns, np.inf)
-            self._columns = np.concatenate([self._columns, more], axis=1)
-        one.place = self._free.pop()
-        self._owners[one.place] = one
-        self._columns[:, one.place] = (
-            one.start_s,
-            one.end_s,
-            one.step_s,
-            one.tokens - one.resident_tokens,
-            one.tokens,
-            one.total_bytes,
-            one.order,
-        )
+            self._grow()
+        one.place = place = self._free.pop()
+        self._owners[place] = one
+        count, ready, moving = self._count, self._ready[place], one.tokens - one.resident_tokens
+        np.multiply(self._steps, one.step_s, out=ready[:count])
+        ready[:count] += one.start_s
+        if ready[count - 1] > one.end_s:
+            np.minimum(ready[:count], one.end_s, out=ready[:count])
+        ready[count - 1], ready[count] = one.end_s, np.inf
+        if count == 1:
+            size: FloatArray | float = one.total_bytes
+        else:
+            size = self._sizes.growing * moving + self._sizes.fixed
+            if self._sizes.has_windows:
+                size += self._sizes.window * np.minimum(one.tokens, self._sizes.windows)
+        np.divide(size, self._rate, out=self._busy[place, :count])
+        self._order[place] = one.order
+        done = int(ready.searchsorted(self._until_s, side="right"))
+        self._done[place], self._next[place] = done, ready[done]
+
+    def _grow(self) -> None:
+        places = len(self._owners)
+        more = max(16, places)
+        self._free = list(range(places + more - 1, places - 1, -1))
+        self._owners += [None] * more
+        width = self._count + 1
+        self._ready = np.concatenate([self._ready, np.full((more, width), np.inf)])
+        self._busy = np.concatenate([self._busy, np.zeros((more, width))])
+        self._order = np.concatenate([self._order, np.zeros(more, np.int64)])
+        self._done = np.concatenate([self._done, np.zeros(more, np.int64)])
+        self._next = np.concatenate([self._next, np.full(more, np.inf)])
 
     def drop(self, one: Sending) -> None:
         """Take its place away."""
         self._owners[one.place] = None
-        self._columns[:2, one.place] = np.inf
+        self._next[one.place] = np.inf
+        self._ready[one.place] = np.inf
         self._free.append(one.place)
 
-    def ready_between(
-        self, after_s: float, until_s: float
-    ) -> tuple[FloatArray, FloatArray, Callable[[FloatArray], None]]:
-        """Pieces that become ready in (``after_s``, ``until_s``] in the order in which they do,
-        earlier sendings first: when, their bytes, and where to say when each departed."""
-        start, end, step, moving, tokens, total, order = self._columns
-        low = self._ready_by(after_s)
-        more = self._ready_by(until_s) - low  # [places]
-        who = np.repeat(np.arange(len(more)), more)  # [pieces]
-        firsts = np.cumsum(more) - more
-        piece = np.arange(len(who)) - firsts[who] + low[who]
-        is_last = piece == self._count - 1
-        ready = np.where(is_last, end[who], start[who] + step[who] * (piece + 1.0))
-        if self._count == 1:
-            sizes = total[who]
-        else:
-            sizes = self._sizes.growing[piece] * moving[who] + self._sizes.fixed[piece]
-            if self._sizes.has_windows:
-                least = np.minimum(tokens[who], self._sizes.windows[piece])
-                sizes = sizes + self._sizes.window[piece] * least
-        sorted_ = np.lexsort((order[who], ready))
-        ends = np.flatnonzero(is_last[sorted_])
-        owners = [self._owners[place] for place in who[sorted_][ends].tolist()]
+    def pass_over(self, until_s: float) -> None:
+        """What was ready by then has been accounted for."""
+        if until_s != self._until_s:
+            self._until_s = until_s
+            self._done = np.add.reduce(self._ready <= until_s, axis=1)
+            self._next = self._ready[np.arange(len(self._done)), self._done]
+
+    def ready_until(
+        self, until_s: float
+    ) -> tuple[FloatArray, FloatArray, Callable[[FloatArray], None]] | None:
+        """The pieces that have become ready since the last look in the order in which they did,
+        earlier sendings first: when, for how long the path is busy with each, and where to say when
+        each departed. None where there is none."""
+        self._until_s = until_s
+        # Methods, for their functions take as long again on arrays as short as these.
+        who = (self._next <= until_s).nonzero()[0]  # [sendings]
+        if not len(who):
+            return None
+        low = self._done[who]
+        at = who * (self._count + 1) + low  # in the flat table
+        high, ends = low + 1, None
+        ready, ahead, order = self._next[who], self._ready.take(at + 1), self._order[who]
+        if np.minimum.reduce(ahead) <= until_s:  # several pieces of one
+            high = np.add.reduce(self._ready[who] <= until_s, axis=1)
+            more = high - low
+            ends = more.cumsum()
+            ahead = self._ready.take(at + more)
+            at = np.arange(ends[-1]) + (at - ends + more).repeat(more)  # [pieces]
+            ready, order = self._ready.take(at), order.repeat(more)
+        self._done[who], self._next[who] = high, ahead
+        by_time = np.lexsort((order, ready))
+        ended = (high == self._count).nonzero()[0].tolist()
+        last = [n if ends is None else int(ends[n]) - 1 for n in ended]
+        owners = [self._owners[who[n]] for n in ended]
 
         def tell(departed: FloatArray) -> None:
-            for owner, at in zip(owners, departed[ends].tolist(), strict=True):
+            for owner, piece in zip(owners, last, strict=True):
                 assert owner is not None, "a piece of nobody"
-                owner.departed = at
+                owner.departed = float(departed[(by_time == piece).nonzero()[0][0]])
 
-        return ready[sorted_], sizes[sorted_], tell
-
-    def _ready_by(self, now_s: float) -> IntArray:
-        """``Sending.ready_by`` of each place, 0 where there is none."""  # [places]
-        start, end, step = self._columns[:3]
-        with np.errstate(invalid="ignore"):
-            done = np.clip(np.floor((now_s - start) / step), 0, self._count - 1)
-            done -= (start + step * done > now_s) & (done > 0)
-            done += (start + step * (done + 1) <= now_s) & (done + 1 < self._count)
-        done = np.where(end <= now_s, self._count, np.where(start < now_s, done, 0))
-        return done.astype(np.int64)
+        return ready[by_time], self._busy.take(at[by_time]), tell

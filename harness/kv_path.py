@@ -36,7 +36,7 @@ from harness.kv_layers import FloatArray, LayerSizes, Sending, SendingTable, rea
 
 __all__ = ["Carried", "KvPath", "LayerSizes", "RateChange", "ready_times"]
 
-#: So many sendings are looked at one by one, more of them as columns.
+#: So many sendings are looked at one by one, more of them in a table.
 _FEW = 12
 #: A prefill without duration is none; its pieces are ready at once.
 _LEAST_STEP_S = 1e-12
@@ -86,7 +86,7 @@ class KvPath:
         self._at_s = -math.inf
         self._departed = -math.inf
         self._sending: dict[int, Sending] = {}
-        self._table = None if sizes is None else SendingTable(sizes, self._count)
+        self._table = None if sizes is None else SendingTable(sizes, self._count, rate_bytes_per_s)
         #: Those that have no place in the table, which few of them do not need.
         self._unplaced: dict[int, Sending] = {}
         self._offered = 0
@@ -140,6 +140,16 @@ class KvPath:
         self._most_s -= one.most_s
         self._load -= one.most_s / one.step_s
 
+    def withdraw(self, key: int, now_s: float) -> None:
+        """The prefill ends here, for nobody: what was ready takes its turn, the rest never comes.
+        Nothing where all of it was ready, or nothing was offered."""
+        one = self._sending.get(key)
+        if one is None:
+            return
+        self._advance(now_s)
+        self.sent_bytes += self._ready_bytes(one, now_s)
+        self._forget(key, one)
+
     def send(self, now_s: float, nbytes: float) -> float:
         """Send one piece that is ready now; when it lands."""
         self._advance(now_s)
@@ -164,20 +174,25 @@ class KvPath:
     def _advance(self, now_s: float) -> None:
         """Account for what has become ready by now."""
         if not self._few_pieces(now_s):
-            assert self._table is not None
-            self._table.put_all(self._unplaced.values())
-            self._unplaced.clear()
-            ready, sizes, tell = self._table.ready_between(self._at_s, now_s)
-            if len(ready):
+            found = self._placed().ready_until(now_s)
+            if found is not None:
+                ready, sending, tell = found
                 if self._clock is not None:
                     ready = self._clock.own(ready)
-                sending = sizes / self.rate_bytes_per_s
-                total = np.cumsum(sending)
+                total = sending.cumsum()
                 start = np.maximum.accumulate(ready - (total - sending))
                 departed = total + np.maximum(start, self._departed)
                 self._departed = float(departed[-1])
                 tell(departed)
         self._at_s = now_s
+
+    def _placed(self) -> SendingTable:
+        assert self._table is not None
+        self._table.pass_over(self._at_s)
+        if self._unplaced:
+            self._table.put_all(self._unplaced.values())
+            self._unplaced.clear()
+        return self._table
 
     def _few_pieces(self, now_s: float) -> bool:
         """The recursion over the few pieces that may still matter; False where they are many."""

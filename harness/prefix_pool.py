@@ -27,13 +27,14 @@ so a pool always holds whole prefixes, and the hit of several pools is the longe
 Source: the hybrid prefix-cache pool of arXiv 2604.15039, which leaves eviction open.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.architecture import Architecture
-from harness.prefix_holders import Holders, leading
+from harness.key_runs import Span
+from harness.prefix_holders import Holders
+from harness.prefix_store import Changes, PrefixStore
 
 #: A prompt whose window of every sliding-window layer is full.
 _LONG_TOKENS = 2**31
@@ -98,70 +99,65 @@ class PoolDelta:
 
 @dataclass(slots=True)
 class _Lease:
-    """What one request pins: a whole prefix, and states; the first of these are dearest."""
+    """What one request pins: the first blocks of a prompt, and states; the first of these are
+    dearest."""
 
-    keys: list[int] = field(default_factory=list)
+    keys: Sequence[int] = ()
+    blocks: int = 0
     states: list[int] = field(default_factory=list)
 
 
-def _by_kind(units: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Keys of the blocks and of the states among units."""
-    states = tuple([~unit for unit in units if unit < 0])
-    return (tuple([unit for unit in units if unit >= 0]) if states else units), states
-
-
 class PrefixPool:
-    """Metadata of one instance's memory; all operations are amortised O(blocks touched).
-
-    In the tables a block goes by its key and the state at its end by ``~key``, which is negative.
-    """
+    """Metadata of one instance's memory; what is done to a prompt costs O(runs of blocks), of which
+    a prompt that nobody shares is one (``harness.prefix_store``)."""
 
     def __init__(self, geometry: PoolGeometry, capacity_bytes: float) -> None:
         self.geometry = geometry
         self.capacity_blocks = int(capacity_bytes // max(1, geometry.block_bytes))
         self.transfer_blocks = 0
-        self.cached_blocks = 0
-        self.pinned_blocks = 0
         self._state_blocks = geometry.blocks_of(geometry.state_bytes)
-        self._pins: dict[int, int] = {}  # unit -> leases that pin it
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # units without pins, oldest first
+        self._block_tokens = geometry.block_tokens
+        self._step = geometry.checkpoint_tokens // geometry.block_tokens
+        self._stateful = geometry.has_state
+        self._store = PrefixStore(self._state_blocks)
         self._leases: dict[str, _Lease] = {}
         self._transfers: dict[str, int] = {}  # blocks of each
         self._seq = 0
-        self._added: dict[int, None] = {}
-        self._removed: dict[int, None] = {}
-        self._holders: Holders | None = None
-        self._bit = 0
+
+    @property
+    def cached_blocks(self) -> int:
+        return self._store.cached_blocks
+
+    @property
+    def pinned_blocks(self) -> int:
+        return self._store.pinned_blocks
 
     @property
     def free_blocks(self) -> int:
-        return self.capacity_blocks - self.cached_blocks - self.transfer_blocks
+        return self.capacity_blocks - self._store.cached_blocks - self.transfer_blocks
 
     @property
     def busy(self) -> bool:
         """Whether a lease or a transfer is open."""
         return bool(self._leases or self._transfers)
 
-    def held_blocks(self, keys: Sequence[int]) -> int:
-        """Leading blocks of ``keys`` that are held, with or without a state. O(log n)."""
-        return leading(keys, self._pins)
+    def held_blocks(self, keys: Sequence[int], most: int | None = None) -> int:
+        """Leading blocks of ``keys``, ``most`` at most, that are held, with a state or without."""
+        return self._store.held(keys, len(keys) if most is None else min(most, len(keys)))
 
     def join(self, holders: Holders) -> None:
         """Tell ``holders`` of all that is held and what becomes of it."""
-        assert self._holders is None, "a pool has one place"
-        self._holders, self._bit = holders, holders.new_bit()
-        for unit in self._pins:
-            holders.add(unit, self._bit)
+        self._store.join(holders)
 
     def has_state(self, key: int) -> bool:
         """Whether the state at the end of the block is held."""
-        return ~key in self._pins
+        return self._store.has_state(key)
 
     def match(self, keys: Sequence[int], max_blocks: int) -> int:
         """Tokens of the longest usable prefix, ``max_blocks`` at most. Changes nothing."""
-        blocks = min(self.held_blocks(keys), max(0, max_blocks))
+        blocks = self._store.held(keys, min(len(keys), max_blocks))
         if self.geometry.has_state:
-            while blocks and ~keys[blocks - 1] not in self._pins:
+            while blocks and not self._store.has_state(keys[blocks - 1]):
                 blocks -= 1
         return blocks * self.geometry.block_tokens
 
@@ -169,13 +165,12 @@ class PrefixPool:
         """Pin the first ``tokens``, all of which are held, and the state there if it is held."""
         assert rid not in self._leases, f"{rid} has a lease already"
         blocks = self._full_blocks(keys, tokens)
-        lease = self._leases[rid] = _Lease()
-        for key in keys[:blocks]:
-            assert key in self._pins, f"{rid} acquires a block that is not held"
-            self._pin(key, 1)
-            lease.keys.append(key)
-        if blocks and ~keys[blocks - 1] in self._pins:
-            self._pin_state(lease, keys[blocks - 1])
+        lease = self._leases[rid] = _Lease(keys)
+        if blocks:
+            lease.blocks = self._store.pin(keys, 0, blocks)
+            assert lease.blocks == blocks, f"{rid} acquires a block that is not held"
+            if self._store.has_state(keys[blocks - 1]):
+                self._pin_state(lease, keys[blocks - 1])
 
     def insert(self, rid: str, keys: Sequence[int], tokens: int, *, states: bool = True) -> int:
         """Cache and pin the full blocks of the first ``tokens``, which ``rid`` has computed from
@@ -187,43 +182,50 @@ class PrefixPool:
         """
         blocks = self._full_blocks(keys, tokens)
         lease = self._lease(rid, keys, blocks)
-        computed_from = len(lease.keys)
-        stateful = states and self.geometry.has_state
-        cached = self._hold(lease, keys, blocks, self._state_blocks if stateful else 0)
+        computed_from = lease.blocks
+        stateful = states and self._stateful
+        present = self._hold(lease, keys, blocks, self._state_blocks if stateful else 0)
+        cached = lease.blocks
         if stateful and cached > computed_from:
-            self._keep_state(lease, keys[cached - 1])
-            step = self.geometry.checkpoint_tokens // self.geometry.block_tokens
-            for at in range((computed_from // step + 1) * step, cached, step):
-                if ~keys[at - 1] not in self._pins:
-                    self._keep_state(lease, keys[at - 1])
-        return cached * self.geometry.block_tokens
+            first = (computed_from // self._step + 1) * self._step
+            checkpoints = keys[first - 1 : cached - 1 : self._step]
+            if present == computed_from:
+                self._add_states(lease, [keys[cached - 1], *checkpoints])
+            else:
+                # Others have computed some of it meanwhile, maybe with states.
+                self._keep_state(lease, keys[cached - 1])
+                for key in checkpoints:
+                    if not self._store.has_state(key):
+                        self._keep_state(lease, key)
+        return cached * self._block_tokens
 
     def receive(self, rid: str, keys: Sequence[int], tokens: int, *, state: bool) -> int:
         """Like ``insert`` for KV that came from elsewhere: all blocks of the first ``tokens`` that
         have room, and with ``state`` the one state that came along, which is of that length."""
         blocks = self._full_blocks(keys, tokens)
         lease = self._lease(rid, keys, blocks)
-        cached = self._hold(lease, keys, blocks, 0)
-        if state and self.geometry.has_state and blocks and cached == blocks:
+        self._hold(lease, keys, blocks, 0)
+        if state and self.geometry.has_state and blocks and lease.blocks == blocks:
             self._keep_state(lease, keys[blocks - 1])
-        return cached * self.geometry.block_tokens
+        return lease.blocks * self.geometry.block_tokens
 
     def release(self, rid: str) -> None:
         """Unpin what ``rid`` has pinned; without a lease nothing happens."""
         lease = self._leases.pop(rid, None)
         if lease is None:
             return
-        for key in reversed(lease.states):
-            self._unpin(~key, self._state_blocks)
-        pins, keys = self._pins, lease.keys[::-1]
-        free = [key for key in keys if pins[key] == 1]
-        if len(free) < len(keys):
-            for key in keys:
-                pins[key] -= 1
-        else:
-            pins.update(dict.fromkeys(keys, 0))
-        self._evictable.update(dict.fromkeys(free))
-        self.pinned_blocks -= len(free)
+        if lease.states:
+            self._store.unpin_states(lease.states)
+        if lease.blocks:
+            self._store.unpin(lease.keys, lease.blocks)
+
+    def shrink_transfer(self, rid: str, nbytes: int) -> None:
+        """An open transfer needs no more than ``nbytes`` from now on."""
+        blocks = self.geometry.blocks_of(nbytes)
+        given_back = self._transfers[rid] - blocks
+        assert given_back >= 0, f"{rid} needs more, not less"
+        self._transfers[rid] = blocks
+        self.transfer_blocks -= given_back
 
     def open_transfer(self, rid: str, nbytes: int) -> bool:
         """Set memory for ``nbytes`` aside; False, and no change, where too much of it is in use."""
@@ -243,133 +245,120 @@ class PrefixPool:
     def lease_blocks(self, rid: str) -> int:
         """What ``rid`` has pinned."""
         lease = self._leases.get(rid, _Lease())
-        return len(lease.keys) + len(lease.states) * self._state_blocks
+        return lease.blocks + len(lease.states) * self._state_blocks
 
     def clear(self) -> None:
         """Evict everything that nobody has pinned."""
-        while self._evictable:
-            self._evict()
+        self._store.clear()
 
-    def take_delta(self) -> PoolDelta | None:
-        """What has changed since the last call, or None when nothing has."""
-        if not self._added and not self._removed:
+    def take_changes(self) -> tuple[int, Changes] | None:
+        """What has changed since the last call or that of ``take_delta``, and its number; None when
+        nothing has. By runs: a block may have left and come again in between."""
+        found = self._store.take()
+        if found is None:
             return None
         self._seq += 1
-        added, removed = tuple(self._added), tuple(self._removed)
-        self._added.clear()
-        self._removed.clear()
-        added_blocks, added_states = _by_kind(added)
-        removed_blocks, removed_states = _by_kind(removed)
-        return PoolDelta(self._seq, added_blocks, removed_blocks, added_states, removed_states)
+        return self._seq, found
+
+    def lose(self) -> None:
+        """The instance died: all is gone, what was pinned and what was on its way too."""
+        for rid in tuple(self._leases):
+            self.release(rid)
+        for rid in tuple(self._transfers):
+            self.close_transfer(rid)
+        self.clear()
+
+    def take_delta(self) -> PoolDelta | None:
+        """What has changed since the last call, key by key, or None when nothing has."""
+        found = self._store.take()
+        if found is None:
+            return None
+        added, removed = _net(_keys_of(found.added), _keys_of(found.removed, backwards=True))
+        added_states, removed_states = _net(found.added_states, found.removed_states)
+        if not (added or removed or added_states or removed_states):
+            return None
+        self._seq += 1
+        return PoolDelta(self._seq, added, removed, added_states, removed_states)
 
     def snapshot(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """``seq`` of the last delta, and the keys of all blocks and states held now."""
-        blocks = tuple(unit for unit in self._pins if unit >= 0)
-        return self._seq, blocks, tuple(~unit for unit in self._pins if unit < 0)
+        return self._seq, tuple(self._store.blocks()), self._store.states()
+
+    def snapshot_runs(self) -> tuple[int, tuple[Span, ...], tuple[int, ...]]:
+        """``snapshot`` with the blocks by runs."""
+        return self._seq, tuple(self._store.spans()), self._store.states()
 
     def _full_blocks(self, keys: Sequence[int], tokens: int) -> int:
-        blocks = tokens // self.geometry.block_tokens
+        blocks = tokens // self._block_tokens
         assert 0 <= blocks <= len(keys), f"{tokens} tokens are more than {len(keys)} full blocks"
         return blocks
 
     @property
     def _room_blocks(self) -> int:
         """What is free, or would be if all that may be evicted were."""
-        return self.capacity_blocks - self.transfer_blocks - self.pinned_blocks
+        return self.capacity_blocks - self.transfer_blocks - self._store.pinned_blocks
 
     def _lease(self, rid: str, keys: Sequence[int], blocks: int) -> _Lease:
-        lease = self._leases.setdefault(rid, _Lease())
-        held = len(lease.keys)
+        lease = self._leases.get(rid)
+        if lease is None:
+            lease = self._leases[rid] = _Lease(keys)
+        held = lease.blocks
         assert held <= blocks, f"{rid} has {held} blocks pinned, more than the {blocks} of now"
-        assert not held or lease.keys[-1] == keys[held - 1], f"{rid} goes on with another prompt"
+        assert not held or lease.keys[held - 1] == keys[held - 1], f"{rid} goes on with another"
+        lease.keys = keys
         return lease
 
     def _hold(self, lease: _Lease, keys: Sequence[int], blocks: int, spare_blocks: int) -> int:
         """Pin the first ``blocks`` of ``keys``, adding those that are not held as far as there is
-        room and ``spare_blocks`` more; gives how many."""
-        for key in keys[len(lease.keys) : blocks]:
-            if key not in self._pins:
-                break
-            self._pin(key, 1)
-            lease.keys.append(key)
-        present = len(lease.keys)
-        added = min(blocks - present, max(0, self._room_blocks - spare_blocks))
+        room and ``spare_blocks`` more; gives how many were held."""
+        present = lease.blocks = self._store.pin(keys, lease.blocks, blocks)
+        added = min(blocks - present, self._room_blocks - spare_blocks)
         if added > 0:
-            new = keys[present : present + added]
-            self._add_blocks(new)
-            lease.keys += new
-        return present + added
+            self._make_room(added)
+            self._store.add(keys, present, present + added)
+            lease.blocks += added
+        return present
 
     def _pin_state(self, lease: _Lease, key: int) -> None:
         if key not in lease.states:
-            self._pin(~key, self._state_blocks)
+            self._store.pin_state(key)
             lease.states.append(key)
 
     def _keep_state(self, lease: _Lease, key: int) -> None:
         """Pin the state at the end of the block; add it where it is not held and there is room."""
-        if ~key in self._pins:
+        if self._store.has_state(key):
             self._pin_state(lease, key)
-        elif self._state_blocks <= self._room_blocks:
-            self._add(~key, self._state_blocks)
-            lease.states.append(key)
-
-    def _pin(self, unit: int, size: int) -> None:
-        if not self._pins[unit]:
-            del self._evictable[unit]
-            self.pinned_blocks += size
-        self._pins[unit] += 1
-
-    def _unpin(self, unit: int, size: int) -> None:
-        self._pins[unit] -= 1
-        if not self._pins[unit]:
-            self._evictable[unit] = None
-            self.pinned_blocks -= size
-
-    def _add(self, unit: int, size: int) -> None:
-        """Hold a new unit, pinned once; the caller knows that there is room."""
-        self._make_room(size)
-        self._pins[unit] = 1
-        if self._holders is not None:
-            self._holders.add(unit, self._bit)
-        self.cached_blocks += size
-        self.pinned_blocks += size
-        if unit in self._removed:
-            del self._removed[unit]
         else:
-            self._added[unit] = None
+            self._add_states(lease, [key])
 
-    def _add_blocks(self, keys: Sequence[int]) -> None:
-        """``_add`` of many blocks: the tables are filled at once, which is several times faster."""
-        self._make_room(len(keys))
-        self._pins.update(dict.fromkeys(keys, 1))
-        if self._holders is not None:
-            self._holders.add_all(keys, self._bit)
-        self.cached_blocks += len(keys)
-        self.pinned_blocks += len(keys)
-        if self._removed:
-            again = [key for key in keys if key in self._removed]
-            for key in again:
-                del self._removed[key]
-            if again:
-                known = set(again)
-                keys = [key for key in keys if key not in known]
-        self._added.update(dict.fromkeys(keys))
+    def _add_states(self, lease: _Lease, keys: list[int]) -> None:
+        """Hold states that are not held, the first ones as far as there is room."""
+        fitting = self._room_blocks // self._state_blocks
+        if fitting < len(keys):
+            keys = keys[: max(0, fitting)]
+        if keys:
+            self._make_room(len(keys) * self._state_blocks)
+            self._store.add_states(keys)
+            lease.states += keys
 
     def _make_room(self, blocks: int) -> None:
-        missing = blocks - self.free_blocks
-        while missing > 0:
-            missing -= self._evict()
+        store = self._store
+        missing = blocks + store.cached_blocks + self.transfer_blocks - self.capacity_blocks
+        if missing > 0:
+            store.evict(missing)
 
-    def _evict(self) -> int:
-        """The blocks that became free."""
-        unit, _ = self._evictable.popitem(last=False)
-        del self._pins[unit]
-        if self._holders is not None:
-            self._holders.remove(unit, self._bit)
-        size = 1 if unit >= 0 else self._state_blocks
-        self.cached_blocks -= size
-        if unit in self._added:
-            del self._added[unit]
-        else:
-            self._removed[unit] = None
-        return size
+
+def _keys_of(spans: Sequence[Span], *, backwards: bool = False) -> list[int]:
+    step = -1 if backwards else 1
+    return [key for keys, first, end in spans for key in keys[first:end][::step]]
+
+
+def _net(added: list[int], removed: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Without what is in both."""
+    both = set(added).intersection(removed) if added and removed else ()
+    if not both:
+        return tuple(added), tuple(removed)
+    return (
+        tuple([key for key in added if key not in both]),
+        tuple([key for key in removed if key not in both]),
+    )

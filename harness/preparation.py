@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.core import ScenarioError
 from harness.deployment import Deployment
+from harness.faults import check_faults, fault_notes
 from harness.record.run_directory import DeploymentModel
 from harness.scenario import Scenario, extrapolated_hardware
 from harness.scenario_change import with_plan
@@ -70,21 +71,28 @@ def replan(
         name: (one.threshold_tokens, one.num_prefill, one.num_decode)
         for name, one in solved.items()
     }
-    return with_plan(scenario, plan), tuple(notes)
+    more_pd = {name: one.more_pd for name, one in solved.items()}
+    return with_plan(scenario, plan, more_pd), tuple(notes)
 
 
-def _refuse_planned_only(scenario: Scenario) -> None:
+def refuse_planned_only(scenario: Scenario) -> None:
+    """ScenarioError where a scenario asks for what neither a run nor a simulation has."""
     if scenario.prefix.model != "none":
         raise ScenarioError(
             f"'prefix.model' in the scenario file {scenario.path} asks for cached prefixes, which "
             'only prfaas plan takes into account. Set prefix.model = "none"; the caches of a run '
             "are those of prefix_cache.enabled, over requests with hash ids (a trace, sessions)."
         )
+
+
+def refuse_several_clusters(scenario: Scenario) -> None:
+    """ScenarioError for a live run of what has no testbed."""
     for name, one in scenario.deployments.items():
         if one.more_prfaas or one.more_pd:
             raise ScenarioError(
                 f"'deployments.{name}' in the scenario file {scenario.path} has several clusters "
-                "of a kind, which only prfaas plan knows so far. Remove more_prfaas and more_pd."
+                "of a kind, which prfaas plan and simulate know and no testbed. Remove more_prfaas "
+                "and more_pd."
             )
 
 
@@ -92,7 +100,8 @@ def _plan_text(deployment: Deployment) -> str:
     t = deployment.threshold_tokens
     threshold = "" if t is None else f", t = {t} tokens"
     counts = (deployment.num_prfaas, deployment.num_prefill, deployment.num_decode)
-    return "/".join(map(str, counts)) + threshold
+    more = "".join(f" and {one.num_prefill}/{one.num_decode}" for one in deployment.more_pd)
+    return "/".join(map(str, counts)) + more + threshold
 
 
 def prepare(
@@ -108,7 +117,9 @@ def prepare(
     its rows, which the simulations then do not keep.
     ScenarioError where it asks for what only the planner knows.
     """
-    _refuse_planned_only(scenario)
+    refuse_planned_only(scenario)
+    # Again, since a new plan may have taken an instance away.
+    check_faults(scenario.faults, f"the scenario file {scenario.path}", scenario.deployments)
     schedule = build_schedule(scenario.workload, scenario.load)
     lengths = length_distribution(scenario)
     models, simulations = {}, {}
@@ -125,12 +136,13 @@ def prepare(
                 utilisation=utilisation.by_stage(),
                 fitting_load_scale=utilisation.load_scale_for(MAX_UTILISATION),
             )
-            sink = None if sinks is None else sinks(name)
-            simulations[name] = simulate(scenario, name, schedule, transfer=transfer, sink=sink)
+        sink = None if sinks is None else sinks(name)
+        simulations[name] = simulate(scenario, name, schedule, transfer=transfer, sink=sink)
     notes = (
         *notes,
         *schedule_notes(scenario.workload, scenario.load),
         *left_out(scenario),
+        *fault_notes(scenario.faults),
         *extrapolated_hardware(scenario),
     )
     bursts = burstiness(scenario.workload, scenario.load, schedule)

@@ -209,16 +209,27 @@ class Profile:
 
     def decode_step_s(self, batch: float, context_tokens: float) -> float:
         """T_decode: one step of ``batch`` requests of ``context_tokens`` tokens each."""
-        grid = self._decode_grid()
-        value = grid.value(batch, context_tokens)
+        value = self._decode_grid().value(batch, context_tokens)
         if value is None:
-            raise ScenarioError(
-                f"The profile file {self.path} covers decode batches of {grid.batches[0]} to "
-                f"{grid.batches[-1]} and contexts of {grid.contexts[0]} to {grid.contexts[-1]} "
-                f"tokens, but batch {batch:g} at {context_tokens:g} tokens is needed; costs are "
-                "not extrapolated. Add decode points or lower the load's lengths."
-            )
+            raise self._undecoded(batch, context_tokens)
         return value
+
+    def decode_step_s_array(self, batch: float, context_tokens: FloatArray) -> FloatArray:
+        """``decode_step_s`` of one batch at ascending contexts, the same to the last bit.
+        # [contexts]"""
+        values = self._decode_grid().values(batch, context_tokens)
+        if values is None:
+            raise self._undecoded(batch, float(context_tokens[-1]))
+        return values
+
+    def _undecoded(self, batch: float, context_tokens: float) -> ScenarioError:
+        grid = self._decode_grid()
+        return ScenarioError(
+            f"The profile file {self.path} covers decode batches of {grid.batches[0]} to "
+            f"{grid.batches[-1]} and contexts of {grid.contexts[0]} to {grid.contexts[-1]} "
+            f"tokens, but batch {batch:g} at {context_tokens:g} tokens is needed; costs are "
+            "not extrapolated. Add decode points or lower the load's lengths."
+        )
 
     def largest_decode_batch(self, context_tokens: float, max_step_s: float) -> int | None:
         """Largest batch up to ``decode_max_batch`` whose step takes at most ``max_step_s``.
@@ -321,6 +332,23 @@ class _Grid:
         low = self.step_s[i][j] * (1 - x) + self.step_s[i][j + 1] * x
         high = self.step_s[i + 1][j] * (1 - x) + self.step_s[i + 1][j + 1] * x
         return low * (1 - y) + high * y
+
+    def values(self, batch: float, contexts: FloatArray) -> FloatArray | None:
+        """The same at ascending contexts; None where one of them is outside."""
+        b, c, first, last = self.batches, self.contexts, float(contexts[0]), float(contexts[-1])
+        if not (b[0] <= batch <= b[-1] and c[0] <= first and last <= c[-1]):
+            return None
+        i, y = _bracket(b, batch)
+        j, end = _bracket(c, first)[0], _bracket(c, last)[0] + 1
+        lines = np.array(
+            (c[j : end + 1], self.step_s[i][j : end + 1], self.step_s[i + 1][j : end + 1])
+        )
+        # Mostly all of them are in one cell.
+        at = 0 if end == j + 1 else np.searchsorted(lines[0, 1:-1], contexts, side="right")
+        (c0, low0, high0), (c1, low1, high1) = lines[:, at], lines[:, at + 1]
+        x = (contexts - c0) / (c1 - c0)
+        low, high = low0 * (1 - x) + low1 * x, high0 * (1 - x) + high1 * x
+        return np.asarray(low * (1 - y) + high * y)
 
 
 def _bracket(axis: tuple[int, ...], value: float) -> tuple[int, float]:

@@ -28,6 +28,11 @@ class Moved:
 
 def is_real(manifest: Manifest) -> bool:
     """Whether the run was on servers that are not ours."""
+    return bool(manifest.scenario.get("engine", {}).get("kind", "emulated") == "sglang")
+
+
+def computes(manifest: Manifest) -> bool:
+    """Whether its tokens are a model's, so that all deployments have to give the same."""
     return bool(manifest.scenario.get("engine", {}).get("kind", "emulated") != "emulated")
 
 

@@ -8,22 +8,23 @@ profiles cover. Whether its link can be emulated (``check_emulation``) only a li
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from harness import mechanisms
 from harness.architecture import load_architecture
 from harness.core import Role, ScenarioError
 from harness.datafile import printable
 from harness.deployment import Deployment
 from harness.engine_resolution import resolve_engine
 from harness.engine_settings import Engine
+from harness.faults import resolve_faults
 from harness.gateway_settings import resolve_gateway
-from harness.mechanisms import resolve_prefix_cache, resolve_scheduling, resolve_transport
 from harness.nodes import Node, resolve_nodes
+from harness.plain import plain, without_places
 from harness.profile_file import load_profile
 from harness.resolution import (
     resolve_deployment,
@@ -36,6 +37,7 @@ from harness.scenario_schema import json_schema
 from harness.settings import (
     Cost,
     Fabric,
+    Faults,
     Gateway,
     Hardware,
     Load,
@@ -44,6 +46,7 @@ from harness.settings import (
     PrefixCache,
     Scale,
     Scheduling,
+    Serving,
     Slo,
     Testbed,
     Transport,
@@ -105,15 +108,18 @@ class Scenario:
     scale: Scale
     link: LinkSpec
     link_schedule: LinkSchedule | None
+    link_sharing: Literal["auto", "layers", "fair"]
     fabric: Fabric
     scheduling: Scheduling
     prefix_cache: PrefixCache
+    serving: Serving
     transport: Transport
     deployments: dict[str, Deployment]
     testbed: Testbed
     gateway: Gateway
     engine: Engine
     nodes: dict[str, Node]
+    faults: Faults
 
 
 def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
@@ -145,10 +151,12 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
         scale=Scale(file.scale.time, file.scale.bytes),
         link=link,
         link_schedule=resolve_link_schedule(file.link, where, path.parent, _longest_s(load)),
+        link_sharing=file.link.sharing,
         fabric=Fabric(file.fabric.rate),
-        scheduling=resolve_scheduling(file.scheduling),
-        prefix_cache=resolve_prefix_cache(file.prefix_cache, where),
-        transport=resolve_transport(file.transport),
+        scheduling=mechanisms.resolve_scheduling(file.scheduling),
+        prefix_cache=mechanisms.resolve_prefix_cache(file.prefix_cache, where),
+        serving=mechanisms.resolve_serving(file.serving, where),
+        transport=mechanisms.resolve_transport(file.transport),
         deployments=deployments,
         testbed=Testbed(
             stream_interval_tokens=file.testbed.stream_interval_tokens,
@@ -161,6 +169,7 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
         gateway=resolve_gateway(file.gateway, where, path.parent),
         engine=resolve_engine(file.engine, where, path.parent, architecture, deployments),
         nodes=resolve_nodes(file.nodes, where, list(file.hardware)),
+        faults=resolve_faults(file.faults, where, deployments),
     )
     check_scenario(scenario, where)
     return scenario
@@ -178,20 +187,25 @@ def check_scenario(scenario: Scenario, where: str) -> None:
                 f"{scenario.model.name!r}; name files of one model",
             )
     _check_prices(scenario, where)
+    model, pools = scenario.model, scenario.prefix_cache
+    mechanisms.check_decode_memory(scenario.serving, model, pools, scenario.workload, where)
     for deployment in scenario.deployments.values():
         _check_coverage(scenario, deployment, where)
 
 
 def check_emulation(scenario: Scenario) -> None:
-    """Refuse to run a scenario live whose link, scaled, no testbed can have."""
+    """Refuse to run a scenario live whose link, scaled, no testbed can have, or whose instances
+    serve as only simulated ones do."""
+    where = f"the scenario file {scenario.path}"
+    mechanisms.refuse_simulated_serving(scenario.serving, where)
+    if scenario.faults.instances:
+        why = "faults by schedule are simulated only so far; remove them, or use prfaas simulate"
+        raise wrong("faults.instances", where, why)
     try:
         scenario.link.scaled(scenario.scale.time, scenario.scale.bytes)
     except LinkError as error:
-        raise wrong(
-            "scale",
-            f"the scenario file {scenario.path}",
-            f"scaled by it, the link cannot be emulated: {error}",
-        ) from error
+        why = f"scaled by it, the link cannot be emulated: {error}"
+        raise wrong("scale", where, why) from error
 
 
 def _check_prices(scenario: Scenario, where: str) -> None:
@@ -307,41 +321,16 @@ def deployment_gpus(scenario: Scenario, name: str) -> dict[str, int]:
 
 def to_manifest(scenario: Scenario) -> dict[str, Any]:
     """The scenario as resolved, files included, in JSON's types; keys are the records' fields."""
-    manifest = _plain(scenario)
+    manifest = plain(scenario)
     assert isinstance(manifest, dict)
     return manifest
 
 
 def scenario_hash(scenario: Scenario) -> str:
     """SHA-256 of the scenario as resolved: of what its files hold, not of where they lie."""
-    content = _without_paths(to_manifest(scenario))
+    content = without_places(to_manifest(scenario))
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value) and not isinstance(value, type):
-        # Names that begin with an underscore are derived from the others.
-        names = [f.name for f in fields(value) if not f.name.startswith("_")]
-        return {name: _plain(getattr(value, name)) for name in names}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if value == math.inf:  # no end, which JSON has no number for
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
-def _without_paths(value: object) -> object:
-    """Without what only says where: contents are there, a trace's as ``trace_sha256``."""
-    if isinstance(value, dict):
-        places = ("path", "trace", "tokenizer", "api_key_file", "model_path", "python")
-        kept = {k: v for k, v in value.items() if k not in places}
-        return {key: _without_paths(item) for key, item in kept.items()}
-    if isinstance(value, list):
-        return [_without_paths(item) for item in value]
-    return value
 
 
 def _longest_s(load: Load) -> float:

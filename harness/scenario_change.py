@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.core import ScenarioError
+from harness.deployment import PdCluster
 from harness.resolution import wrong
 from harness.scenario import Scenario, check_scenario
 from harness.scenario_file import read_workload_settings
@@ -45,8 +46,13 @@ def with_trace(
     return changed
 
 
-def with_plan(scenario: Scenario, plan: Mapping[str, tuple[int | None, int, int]]) -> Scenario:
-    """The scenario with deployments' (threshold_tokens, num_prefill, num_decode) replaced."""
+def with_plan(
+    scenario: Scenario,
+    plan: Mapping[str, tuple[int | None, int, int]],
+    more_pd: Mapping[str, tuple[PdCluster, ...]] | None = None,
+) -> Scenario:
+    """The scenario with deployments' (threshold_tokens, num_prefill, num_decode) replaced, and
+    their further PD clusters where given."""
     where = f"the plan for the scenario file {scenario.path}"
     deployments = dict(scenario.deployments)
     for name, (threshold_tokens, num_prefill, num_decode) in plan.items():
@@ -59,6 +65,7 @@ def with_plan(scenario: Scenario, plan: Mapping[str, tuple[int | None, int, int]
             threshold_tokens=threshold_tokens,
             num_prefill=num_prefill,
             num_decode=num_decode,
+            more_pd=(more_pd or {}).get(name, deployments[name].more_pd),
         )
         if fault := deployments[name].fault():
             raise wrong(f"deployments.{name}.{fault[0]}", where, fault[1])

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import EngineError, Instance, ScenarioError
+from harness.engine.reference import require_torch
 from harness.engine.sglang.doctor import sglang_finding
 from harness.engine.sglang.probe import ask_interpreter
 from harness.engine_resolution import check_model
@@ -66,7 +67,7 @@ def examine_scenario(scenario: Scenario) -> ScenarioExamination:
     findings += _profiles(scenario)
     sglang = scenario.engine.sglang
     if sglang is None:
-        findings.append(Finding("engine", "ok", "emulated: no GPU, no model files"))
+        findings.append(_of_our_own(scenario))
         return ScenarioExamination(scenario.name, tuple(findings))
     findings.append(_engine(sglang))
     findings += _traffic(scenario)
@@ -100,6 +101,18 @@ def _profiles(scenario: Scenario) -> Iterator[Finding]:
         remedy = "measure it on its node: prfaas profile" if lacks else ""
         state: State = "limited" if lacks else "ok"
         yield Finding(f"profile of {name}", state, found, "; ".join(lacks), remedy)
+
+
+def _of_our_own(scenario: Scenario) -> Finding:
+    reference = scenario.engine.reference
+    if reference is None:
+        return Finding("engine", "ok", "emulated: no GPU, no model files")
+    found = f"reference: {reference.dtype} on {reference.device}"
+    try:
+        require_torch()
+    except EngineError as error:
+        return Finding("engine", "missing", found, str(error), "pip install 'prfaas-bench[torch]'")
+    return Finding("engine", "ok", found)
 
 
 def _engine(sglang: Sglang) -> Finding:

@@ -20,6 +20,7 @@ from harness.scenario_tables.decisions import (
     SchedulingTable,
 )
 from harness.scenario_tables.engines import EngineTable
+from harness.scenario_tables.faults import FaultsTable
 from harness.scenario_tables.machinery import (
     FabricTable,
     GatewayTable,
@@ -40,6 +41,7 @@ from harness.scenario_tables.offered import (
     SloTable,
     WorkloadTable,
 )
+from harness.scenario_tables.serving import ServingTable
 from harness.scenario_tables.table import Table
 
 MAX_OVERRIDES = 1000
@@ -60,6 +62,7 @@ class ScenarioFile(Table):
     fabric: FabricTable = Field(default_factory=FabricTable)
     scheduling: SchedulingTable = Field(default_factory=SchedulingTable)
     prefix_cache: PrefixCacheTable = Field(default_factory=PrefixCacheTable)
+    serving: ServingTable = Field(default_factory=ServingTable)
     transport: TransportTable = Field(default_factory=TransportTable)
     cost: CostTable = Field(default_factory=CostTable)
     deployments: Annotated[dict[str, DeploymentTable], Field(min_length=1, max_length=16)]
@@ -67,6 +70,7 @@ class ScenarioFile(Table):
     nodes: Annotated[dict[str, NodeTable], Field(max_length=1024)] = Field(default_factory=dict)
     testbed: TestbedTable = Field(default_factory=TestbedTable)
     gateway: GatewayTable = Field(default_factory=GatewayTable)
+    faults: FaultsTable = Field(default_factory=FaultsTable)
 
 
 def read_scenario_file(path: Path, overrides: Sequence[str]) -> ScenarioFile:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness import scenario_file
-from harness.scenario_tables import decisions, engines, machinery, nodes, offered
+from harness.scenario_tables import decisions, engines, machinery, nodes, offered, serving
 
 
 def json_schema() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def _key_docstrings() -> dict[tuple[str, str], str]:
     """The string under each key of a table, by table and key. Read when the schema is asked for:
     pydantic would parse the file for every table, each time a scenario is read."""
     found = {}
-    rooms = (offered, decisions, engines, machinery, nodes)
+    rooms = (offered, decisions, engines, machinery, nodes, serving)
     trees = [ast.parse(inspect.getsource(room)) for room in rooms]
     for table in (node for tree in trees for node in tree.body):
         if not isinstance(table, ast.ClassDef):

@@ -4,6 +4,7 @@ Times are scenario seconds, sizes scenario bytes; ``Scale`` gives wall time and 
 form, where units and defaults live, is ``harness.scenario_file``.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -215,6 +216,16 @@ class PrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """How instances serve. None: no bound of memory, one prompt at a time, prompts uncut."""
+
+    decode_steps: Literal["full_batch", "by_batch"]
+    decode_memory_bytes: float | None
+    prefill_batch_tokens: int | None
+    chunk_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Transport:
     """KV transfer. ``chunk_bytes`` is in wire bytes, ``pacing_bytes_per_s`` in scenario units."""
 
@@ -267,3 +278,35 @@ class Gateway:
     tokenizer: Path | None
     tokenizer_sha256: str | None
     api_key_file: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFault:
+    """An instance dies (``kill``), or is slow by ``factor``, from ``at_s`` on for ``lasts_s``
+    (None: for good), in ``deployments`` (None: all that have it)."""
+
+    instance: str
+    kind: Literal["kill", "slow"]
+    at_s: float
+    lasts_s: float | None
+    factor: float | None
+    deployments: tuple[str, ...] | None
+
+    @property
+    def until_s(self) -> float:
+        return math.inf if self.lasts_s is None else self.at_s + self.lasts_s
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong by schedule."""
+
+    instances: tuple[InstanceFault, ...] = ()
+
+    def of(self, deployment: str) -> tuple[InstanceFault, ...]:
+        """Those that a deployment is asked to have; not each may be of an instance of its own."""
+        return tuple(
+            one
+            for one in self.instances
+            if one.deployments is None or deployment in one.deployments
+        )

@@ -68,9 +68,11 @@ def _reasons(prepared: Prepared, simulation: Simulation) -> str:
     deadline_s = prepared.scenario.scheduling.admission_deadline_s
     words = {
         "decode_admission": f"no decode slot within {deadline_s:g} s",
-        "rejected": "refused at once, for the queue or the wait was too long",
+        "rejected": "refused at once, for the queue or the wait was too long"
+        + (", or nobody was up" if prepared.scenario.faults.instances else ""),
         "prefill_queue": "the link was down when they were to be sent out",
         "transfer": "the link was down when their KV was to be sent",
+        "instance_down": "their instance died, after the first token or once too often",
     }
     phases = Counter(simulation.failures)
     if len(phases) == 1:

@@ -9,8 +9,9 @@
 Above 1 a queue grows for as long as the load lasts; near 1 a finite run says little about it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -86,15 +87,20 @@ def predict_utilisation(
     """Offered utilisation of each stage of a deployment under a concrete schedule.
 
     Every request goes where the threshold sends it, with every instance up; balanced by capacity,
-    each is shared out so that all prefill instances are equally busy.
+    each is shared out so that all prefill instances are equally busy. Clusters of a kind, and their
+    links, count together.
     """
     deployment = scenario.deployments[deployment_name]
     window = window_s(scenario, schedule)
     step_s = decode_step_s(scenario, deployment)
     instances = deployment.instances()
-    hardware = {i.cluster: i.hardware for i in instances if i.role == "prefill"}
-    count = {c: sum(i.role == "prefill" and i.cluster == c for i in instances) for c in hardware}
-    cost = {c: scenario.hardware[name].profile.prefill_s_array for c, name in hardware.items()}
+    near = {i.cluster for i in instances if i.role == "decode"}
+    hardware: dict[str, Counter[str]] = {}
+    for one in instances:
+        if one.role == "prefill":
+            hardware.setdefault(PD if one.cluster in near else PRFAAS, Counter())[one.hardware] += 1
+    count = {side: of.total() for side, of in hardware.items()}
+    cost = {side: _side_prefill_s(scenario, of) for side, of in hardware.items()}
     total, cached = _column(schedule, "input_tokens"), _column(schedule, "cached_tokens")
     kv_bytes = scenario.model.architecture.kv_bytes_array(total)
     held_s = _held_before_decode(scenario)
@@ -113,8 +119,8 @@ def predict_utilisation(
             )
     crossing_bytes, staying_bytes = sent_bytes.get(PRFAAS, 0.0), sent_bytes.get(PD, 0.0)
     share = {c: busy_s[c] / (count[c] * window) for c in hardware}
-    slots = deployment.num_decode * decode_batch(scenario, deployment)
-    link = crossing_bytes / (scenario.link.rate_bytes_per_s * window)
+    slots = _slots(scenario, deployment, step_s)
+    link = crossing_bytes / (_crossing_bytes_per_s(scenario, deployment) * window)
     return Utilisation(
         prfaas_prefill=share.get(PRFAAS),
         pd_prefill=share.get(PD),
@@ -126,6 +132,47 @@ def predict_utilisation(
             else None
         ),
     )
+
+
+def _side_prefill_s(
+    scenario: Scenario, hardware: Mapping[str, int]
+) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    """Seconds of an instance of either of the kinds that a cluster's or several clusters' instances
+    are of, shared out so that all of them are equally busy. # [requests]"""
+    costs = {name: scenario.hardware[name].profile.prefill_s_array for name in hardware}
+    if len(costs) == 1:
+        return next(iter(costs.values()))
+
+    def prefill_s(uncached: FloatArray, cached: FloatArray) -> FloatArray:
+        each_s = {name: of(uncached, cached) for name, of in costs.items()}
+        carried = {name: hardware[name] / float(one.sum()) for name, one in each_s.items()}
+        whole = sum(carried.values())
+        shared = [carried[name] / whole * one for name, one in each_s.items()]
+        return np.asarray(np.sum(shared, axis=0))
+
+    return prefill_s
+
+
+def _slots(scenario: Scenario, deployment: Deployment, step_s: float) -> float:
+    """Decode slots, those of PD clusters on other hardware by how many of ``step_s`` do as much."""
+    if all(one.hardware == deployment.pd_hardware for one in deployment.more_pd):
+        count = sum(one.num_decode for one in deployment.pd_clusters(0.0))
+        return count * decode_batch(scenario, deployment)
+    total = 0.0
+    for one in deployment.pd_clusters(0.0):
+        own = replace(deployment, pd_hardware=one.hardware)
+        steps = step_s / decode_step_s(scenario, own)
+        total += one.num_decode * decode_batch(scenario, own) * steps
+    return total
+
+
+def _crossing_bytes_per_s(scenario: Scenario, deployment: Deployment) -> float:
+    """What may leave the PrfaaS clusters, or enter the PD clusters where that is less."""
+    rate = scenario.link.rate_bytes_per_s
+    if not deployment.more_prfaas and not deployment.more_pd:
+        return rate
+    leaves = sum(deployment.egress_bytes_per_s(rate).values())
+    return min(leaves or rate, sum(deployment.ingress_bytes_per_s(rate).values()))
 
 
 def _parts(

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.engine.compute import Piece, PrefillJob
 from harness.engine.emulated import (
     EmulatedDecode,
     EmulatedPrefill,
-    PrefillJob,
     Slots,
     chunk_ends,
     token_at,
@@ -43,8 +43,8 @@ def prefill_all(
             tasks = []
             for index, tokens in enumerate(lengths):
 
-                def emit(layer: int, index: int = index) -> None:
-                    emitted.append((index, layer))
+                def emit(piece: Piece, index: int = index) -> None:
+                    emitted.append((index, piece.layer))
 
                 job = PrefillJob(tokens, now_ns, now_ns, layers, emit, lambda: None)
                 tasks.append(asyncio.create_task(engine.prefill(job)))

@@ -89,7 +89,7 @@ def test_a_manifest_has_the_engine_and_a_hash_not_where_its_files_lie(tmp_path: 
 GIVEN = 'engine={kind="sglang", model_path="m"}'
 #: Flags over the case study and what the refusal must say.
 WRONG = {
-    "engine.kind=vllm": ["'engine.kind'", "'emulated' or 'sglang'"],
+    "engine.kind=vllm": ["'engine.kind'", "'reference' or 'sglang'"],
     "engine.modelpath=m": ["'engine.modelpath'", "did you mean 'model_path'"],
     "engine.tp=0": ["'engine.tp'", "got 0"],
     "engine.page_size=4096": ["'engine.page_size'"],

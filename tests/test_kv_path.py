@@ -103,3 +103,37 @@ def test_sizes_are_closed_forms_of_the_layers() -> None:
         assert sizes.total(tokens, resident) == each.sum()
         assert [sizes.of_layer(n, tokens, resident) for n in range(3)] == each.tolist()
         assert sizes.most(tokens, resident) >= each.max()
+
+
+@pytest.mark.parametrize("others", [0, 2, 20])
+def test_what_is_offered_before_its_prefill_starts_takes_no_time_until_then(others: int) -> None:
+    """A prefill that fetches a prefix first is announced when the fetch begins."""
+    sizes = sizes_of([(1, 0, 0), (1, 0, 0)])
+    path = KvPath(100.0, 0.0, (), sizes)
+    for key in range(others):
+        path.offer(key, 0.0, 10.0, 4)
+    path.offer(100, 1.0, 3.0, 50)
+    path.offer(101, 2.0, 12.0, 400)  # its layers are ready at 7 and 12
+    assert path.carried(1.5).acked_bytes == 0.0
+    assert path.landed_s(100, 3.0) == pytest.approx(3.5)
+    assert path.landed_s(101, 12.0) == pytest.approx(16.0)
+
+
+def test_many_senders_and_few_take_turns_at_one_path() -> None:
+    """Between few, which are looked at one by one, and many, which are looked at in a table."""
+    sizes = sizes_of([(2, 0, 0), (1, 3, 0), (0, 7, 0)])
+    prefills = [(0.37 * n, 2.0 + n % 5, 20 + n, 0) for n in range(60)]
+    prefills += [(60.0 + 3.0 * n, 2.5, 90, 0) for n in range(20)]
+    prefills += [(120.0 + 0.01 * n, 4.0, 50, 0) for n in range(30)]
+    path = KvPath(150.0, 0.0, (), sizes)
+    landed, _ = landings(path, prefills, [])
+    pieces = [
+        (at_s, key, size)
+        for key, (start_s, prefill_s, tokens, _) in enumerate(prefills)
+        for at_s, size in zip(
+            ready_times(start_s, start_s + prefill_s, 3, layerwise=True).tolist(),
+            sizes(tokens).tolist(),
+            strict=True,
+        )
+    ]
+    assert landed == pytest.approx(departures(pieces, 150.0), abs=1e-9)

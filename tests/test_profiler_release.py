@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core import ScenarioError
-from harness.engine.emulated import EmulatedPrefill, PrefillJob
+from harness.engine.compute import PrefillJob
+from harness.engine.emulated import EmulatedPrefill
 from harness.engine.timeline import Alarm
 from harness.profile import ReleaseCurve
 from harness.profile_file import load_profile
@@ -87,7 +88,7 @@ def test_the_emulated_engine_replays_a_release(tmp_path: Path) -> None:
             now_ns = time.monotonic_ns()
             job = PrefillJob(
                 1024, now_ns, now_ns, 4,
-                lambda layer: emitted.append((layer, time.monotonic_ns())),
+                lambda piece: emitted.append((piece.layer, time.monotonic_ns())),
                 lambda: None,
                 shares=engine.release_shares(1024, [10] * 4),
             )  # fmt: skip

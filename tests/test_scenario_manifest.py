@@ -111,7 +111,7 @@ def test_every_record_is_frozen_and_has_slots() -> None:
     s = load_scenario(PAPER)
     records = [getattr(s, field.name) for field in fields(s)]
     records = [s, *(record for record in records if is_dataclass(record))]
-    assert len(records) == 16
+    assert len(records) == 18
     for record in records:
         with pytest.raises(FrozenInstanceError):
             setattr(record, fields(record)[0].name, None)

@@ -21,6 +21,8 @@ SCENARIOS = Path(__file__).parent.parent / "scenarios"
 #: The conversation trace of Mooncake's release, where somebody has it, or one of that kind.
 TRACE = os.environ.get("PRFAAS_MOONCAKE_TRACE")
 BLOCK = 512
+#: A further PrfaaS cluster, whose link and the scenario's need not both fit into the PD cluster.
+CLUSTER = '[{hardware="h200",num_instances=2,link_rate="20gbit"}]'
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,14 @@ def test_prefixes_are_copied_while_the_link_has_room(trace: Path, aware: Simulat
     assert copying.copied_bytes > 0
     assert aware.copied_bytes == 0
     assert share(copying, "cached_tokens") > share(aware, "cached_tokens")
+    for changed in (
+        of_trace(trace, 'link.sharing="fair"'),
+        of_trace(trace, 'link.per_flow_cap="1gbit"'),
+        of_trace(trace, f"deployments.prfaas_pd.more_prfaas={CLUSTER}"),
+    ):
+        assert changed.num_completed == len(changed.requests)
+        assert 0 < changed.copied_bytes < changed.crossed_bytes
+        assert share(changed, "cached_tokens") > share(aware, "cached_tokens")
 
 
 def test_less_memory_holds_less_and_too_little_is_refused(trace: Path, aware: Simulation) -> None:
@@ -184,6 +194,8 @@ def test_blocks_are_conserved_whatever_arrives(data: st.DataObject) -> None:
         "scheduling.cache_copy": ["true", "false"],
         "scheduling.admission": ["push_then_admit", "reserve_first"],
         "link.rate": ["1gbit", "100gbit"],
+        "link.sharing": ["auto", "fair"],
+        "deployments.prfaas_pd.more_prfaas": ["[]", CLUSTER],
     }
     drawn = [f"{key}={data.draw(st.sampled_from(values))}" for key, values in keys.items()]
     fixed = ["scheduling.admission_deadline=20s", "deployments.prfaas_pd.threshold_tokens=3000"]

@@ -186,16 +186,6 @@ def test_an_unlimited_cache_over_a_trace(tmp_path: Path) -> None:
 def test_what_only_the_planner_knows_is_refused_elsewhere() -> None:
     with pytest.raises(ScenarioError, match=r"prefix\.model"):
         prepare(load_scenario(PAPER, ['prefix.model="share"']))
-    with pytest.raises(ScenarioError, match="several clusters"):
-        prepare(
-            load_scenario(
-                PAPER,
-                [
-                    "deployments.prfaas_pd.more_prfaas="
-                    '[{hardware="h200",num_instances=1,link_rate="10gbit"}]'
-                ],
-            )
-        )
     with pytest.raises(ScenarioError, match="no trace"):
         length_distribution(load_scenario(PAPER, ['prefix.model="trace"']))
 

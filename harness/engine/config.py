@@ -6,6 +6,7 @@ import msgspec
 
 from harness.attention import KvDtype
 from harness.core import Role
+from harness.engine_settings import Reference
 from harness.profile_file import ProfileSource
 from harness.settings import PrefixCache
 
@@ -28,7 +29,10 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     ``fabric_bytes_per_s`` and ``prefix_cache`` are in the scenario's units. ``convertible``: the
     instances may be given another role. ``noise_cv`` is the coefficient of variation of compute.
     ``decode_steps``: ``full_batch`` takes ``decode_step_s`` always, ``by_batch`` the profile's time
-    of the batch that runs. ``report_layers``: spans say when each layer was final.
+    of the batch that runs. ``decode_memory_bytes``: of each instance, in the scenario's units, None
+    without a bound. ``report_layers``: spans say when each layer was final.
+    ``reference``: instances compute with torch in contexts of ``context_tokens``, and what plans an
+    emulated engine's time is not looked at.
     """
 
     cluster: str
@@ -68,4 +72,7 @@ class EngineConfig(msgspec.Struct, forbid_unknown_fields=True):
     link_spool: str
     noise_cv: float = 0.0
     decode_steps: Literal["full_batch", "by_batch"] = "full_batch"
+    decode_memory_bytes: float | None = None
     report_layers: bool = False
+    reference: Reference | None = None
+    context_tokens: int = 0

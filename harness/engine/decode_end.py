@@ -16,11 +16,11 @@ from contextlib import ExitStack
 import aiohttp
 
 from harness.core import EngineError, TransportError
+from harness.engine.compute import Arrival, DecodeBackend, Placed
 from harness.engine.config import EngineConfig
-from harness.engine.emulated import EmulatedDecode, KvBytes, token_at
+from harness.engine.emulated import KvBytes
 from harness.engine.memory import Lease
 from harness.engine.prefixes import Cache
-from harness.engine.stepped import SteppedDecode
 from harness.surface.generate import (
     DecodeSpan,
     GenerateBody,
@@ -85,7 +85,7 @@ class DecodeEnd:
 
     def __init__(
         self,
-        engine: EmulatedDecode | SteppedDecode,
+        engine: DecodeBackend,
         kv: KvBytes,
         receiver: KvReceiver,
         session: aiohttp.ClientSession,
@@ -136,12 +136,13 @@ class DecodeEnd:
         landing: _Landing | None,
     ) -> None:
         reserved_ns: int | None = None
+        placed: Placed | None = None
+        tokens = prompt.tokens + body.sampling_params.max_new_tokens
         if self._config.admission == "reserve_first":
-            reserved_ns = await self._admit(received_ns)
+            reserved_ns = await self._admit(received_ns, tokens)
         try:
             got = await self._take(body, prompt.tokens, landing)
             try:
-                first_token = int.from_bytes(got.meta[:4], "little")
                 landed_ns = got.last_byte_mono_ns
                 if landing is not None and landing.fetched_mono_ns > landed_ns:
                     landed_ns = landing.fetched_mono_ns
@@ -161,17 +162,29 @@ class DecodeEnd:
                     landing.landed()
                     span.resident_tokens = landing.resident_tokens
                 if reserved_ns is None:
-                    span.granted_mono_ns = reserved_ns = await self._admit(landed_ns)
+                    span.granted_mono_ns = reserved_ns = await self._admit(landed_ns, tokens)
+                placed = await self._engine.place(
+                    Arrival(
+                        prompt.tokens,
+                        body.sampling_params.max_new_tokens,
+                        prompt.digest,
+                        int.from_bytes(got.meta[:4], "little"),
+                        got,
+                        span.resident_tokens,
+                    )
+                )
             finally:
                 # The transfer-cache blocks are given back once the KV has its place.
                 got.release()
             if landing is not None:
                 landing.placed()
         except BaseException:
+            if placed is not None:
+                placed.drop()
             if reserved_ns is not None:
-                self._engine.slots.release(time.monotonic_ns())
+                self._engine.slots.release(time.monotonic_ns(), tokens)
             raise
-        await self._stream(body, prompt, first_token, span, send)
+        await self._stream(body, prompt, placed, span, send)
 
     async def _take(self, body: GenerateBody, tokens: int, landing: _Landing | None) -> Received:
         """The room's KV, whole and of the right size; to be released."""
@@ -195,7 +208,7 @@ class DecodeEnd:
         self,
         body: GenerateBody,
         prompt: Prompt,
-        first_token: int,
+        placed: Placed,
         span: DecodeSpan,
         send: Send,
     ) -> None:
@@ -204,9 +217,7 @@ class DecodeEnd:
 
         async def emit(total: int) -> None:
             nonlocal sent
-            tokens = [token_at(prompt.digest, position) for position in range(sent, total)]
-            if sent == 0:
-                tokens[0] = first_token
+            tokens = placed.tokens(sent, total)
             sent = total
             meta = MetaInfo(
                 id=body.rid or "",
@@ -220,7 +231,7 @@ class DecodeEnd:
                 await asyncio.sleep(0)  # the event loop writes at the end of a turn
                 span.first_written_mono_ns = time.monotonic_ns()
 
-        span.late_s = await self._engine.decode(
+        span.late_s = await placed.decode(
             span.granted_mono_ns, output_tokens, emit, prompt.tokens
         )
         span.end_mono_ns = time.monotonic_ns()
@@ -243,11 +254,11 @@ class DecodeEnd:
                 f"{resident}, whose geometry is {expected} bytes on the wire: the two ends disagree"
             )
 
-    async def _admit(self, ready_ns: int) -> int:
+    async def _admit(self, ready_ns: int, tokens: int) -> int:
         deadline_s = self._config.admission_deadline_s / self._config.time_scale
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._engine.slots.grant(ready_ns)
+                return await self._engine.slots.grant(ready_ns, tokens)
         except TimeoutError as error:
             raise EngineError(
                 "decode_admission: no slot became free within "

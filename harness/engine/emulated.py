@@ -17,8 +17,8 @@ token would answer something else.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,10 @@ import xxhash
 
 from harness.architecture import Architecture, wire_layer_bytes
 from harness.core import PrfaasError
+from harness.engine.compute import Arrival, Piece, PrefillJob, Work
 from harness.engine.noise import Noise
 from harness.engine.timeline import Alarm
+from harness.kv_blocks import KvBlocks
 from harness.profile import Profile
 from harness.surface.generate import PrefillSpan
 
@@ -68,40 +70,21 @@ class KvBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a prefill takes, in scenario seconds: ``service_s``, of which nothing is computed in the
-    first ``fetch_s``. It does not start before ``ready_mono_ns``."""
+class EmulatedPlace:
+    """A request in a slot of an emulated decode instance."""
 
-    service_s: float
-    fetch_s: float = 0.0
-    cached_tokens: int = 0
-    fetched_tokens: int = 0
-    ready_mono_ns: int = 0
+    decode: Callable[[int, int, Callable[[int], Awaitable[None]], int], Awaitable[float]]
+    digest: int
+    first_token: int
 
+    def tokens(self, start: int, end: int) -> list[int]:
+        tokens = [token_at(self.digest, position) for position in range(start, end)]
+        if start == 0:
+            tokens[0] = self.first_token
+        return tokens
 
-#: Called at a job's turn with (new_tokens, cached_tokens) -> seconds.
-Begin = Callable[[Callable[[int, int], float]], Coroutine[None, None, Work]]
-
-
-@dataclass(eq=False, slots=True)
-class PrefillJob:
-    """One request at a prefill instance; ``emit`` takes each layer's index when it is final.
-
-    ``begin`` says what there is to do; None: all of the prompt is computed. ``shares`` is when of
-    its compute each layer is final, 0 to 1 and ascending; empty: evenly spaced.
-    """
-
-    tokens: int
-    received_mono_ns: int
-    ready_mono_ns: int
-    num_layers: int
-    emit: Callable[[int], None]
-    on_start: Callable[[], None]
-    begin: Begin | None = None
-    shares: Sequence[float] = ()
-    done: asyncio.Future[PrefillSpan] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    def drop(self) -> None:
+        """There is nothing to give back."""
 
 
 class EmulatedPrefill:
@@ -146,6 +129,9 @@ class EmulatedPrefill:
                 self._queue.remove(job)
             raise
 
+    def release(self, job: PrefillJob) -> None:
+        """Its bytes are nobody's."""
+
     async def serve(self) -> None:
         while True:
             while not self._queue:
@@ -173,6 +159,7 @@ class EmulatedPrefill:
         service_ns, fetch_ns = round(service_s * 1e9), round(fetch_s * 1e9)
         start_ns = max(job.ready_mono_ns, self._free_at_ns, work.ready_mono_ns)
         job.on_start()
+        job.on_token(token_at(job.digest, 0))
         count = job.num_layers
         final_ns: list[int] = []
         for layer in range(count):
@@ -186,7 +173,7 @@ class EmulatedPrefill:
                 self._free_at_ns = woke_ns
                 self.busy_s += (woke_ns - start_ns) / 1e9
                 return None
-            job.emit(layer)
+            job.emit(Piece(layer))
             final_ns.append(woke_ns)
         self._free_at_ns = start_ns + service_ns
         self.busy_s += service_s
@@ -221,43 +208,64 @@ class EmulatedPrefill:
 
 
 class Slots:
-    """A decode instance's BS_max places, granted first come first served on planned time."""
+    """A decode instance's BS_max places, granted first come first served on planned time; with
+    ``blocks`` a place comes with memory for the tokens of prompt and output."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, blocks: KvBlocks | None = None) -> None:
         self.count = count
         self.running = 0
-        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self._blocks = blocks
+        self._free_blocks = 0 if blocks is None else blocks.capacity
+        self._waiting: deque[tuple[int, int, asyncio.Future[int]]] = deque()
 
     @property
     def queued(self) -> int:
         return len(self._waiting)
 
-    async def grant(self, ready_mono_ns: int) -> int:
+    async def grant(self, ready_mono_ns: int, tokens: int = 0) -> int:
         """Wait for a place; gives the planned instant at which it was granted."""
-        if self.running < self.count:
-            self.running += 1
+        if not self._waiting and self._take(tokens):
             return ready_mono_ns
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        entry = (ready_mono_ns, place)
+        entry = (ready_mono_ns, tokens, place)
         self._waiting.append(entry)
         try:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self.release(place.result())  # granted and cancelled in the same turn
+                self.release(place.result(), tokens)  # granted and cancelled in the same turn
             elif entry in self._waiting:
                 self._waiting.remove(entry)
+                self._give_on(time.monotonic_ns())
             raise
 
-    def release(self, planned_mono_ns: int) -> None:
+    def release(self, planned_mono_ns: int, tokens: int = 0) -> None:
         """Give the place back as of the planned end, to the request that waited longest."""
-        while self._waiting:
-            ready_ns, place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(max(ready_ns, planned_mono_ns))
-                return
         self.running -= 1
         assert self.running >= 0, "a decode slot was given back twice"
+        self._free_blocks += self._needed(tokens)
+        self._give_on(planned_mono_ns)
+
+    def _give_on(self, planned_mono_ns: int) -> None:
+        """To those that wait, in order, as far as there is room."""
+        while self._waiting:
+            ready_ns, tokens, place = self._waiting[0]
+            if not place.done() and not self._take(tokens):
+                return
+            self._waiting.popleft()
+            if not place.done():
+                place.set_result(max(ready_ns, planned_mono_ns))
+
+    def _take(self, tokens: int) -> bool:
+        needed = self._needed(tokens)
+        if self.running >= self.count or needed > self._free_blocks:
+            return False
+        self.running += 1
+        self._free_blocks -= needed
+        return True
+
+    def _needed(self, tokens: int) -> int:
+        return 0 if self._blocks is None else self._blocks.taken(tokens)
 
 
 class EmulatedDecode:
@@ -270,24 +278,29 @@ class EmulatedDecode:
         step_wall_s: float,
         interval_tokens: int,
         noise: Noise | None = None,
+        blocks: KvBlocks | None = None,
     ) -> None:
         self._alarm = alarm
         self._step_ns = round(step_wall_s * 1e9)
         self._noise = noise or Noise()
         self._interval_tokens = interval_tokens
-        self.slots = Slots(max_batch)
+        self.slots = Slots(max_batch, blocks)
         self.busy_s = 0.0
 
     async def until(self, mono_ns: int) -> None:
         """Return at a planned instant."""
         await self._alarm.until(mono_ns)
 
+    async def place(self, arrival: Arrival) -> EmulatedPlace:
+        """What was sent is nobody's, so nothing is kept of it."""
+        return EmulatedPlace(self.decode, arrival.digest, arrival.first_token)
+
     async def decode(
         self,
         granted_mono_ns: int,
         output_tokens: int,
         emit: Callable[[int], Awaitable[None]],
-        _context_tokens: int = 0,
+        context_tokens: int = 0,
     ) -> float:
         """Call ``emit(total)`` as tokens come due; gives the worst lateness in wall seconds.
 
@@ -309,7 +322,7 @@ class EmulatedDecode:
             raise
         finally:
             self.busy_s += (end_ns - granted_mono_ns) / 1e9
-            self.slots.release(end_ns)
+            self.slots.release(end_ns, context_tokens + output_tokens)
         return late_ns / 1e9
 
 

@@ -5,6 +5,7 @@ what to do. A role that changes leaves port and address as they are.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -50,12 +51,18 @@ class Front:
     """The HTTP surface of one instance."""
 
     def __init__(
-        self, instance: LiveInstance, cache: CacheRoutes | None, metrics: EngineMetrics, key: str
+        self,
+        instance: LiveInstance,
+        cache: CacheRoutes | None,
+        metrics: EngineMetrics,
+        key: str,
+        about: Mapping[str, str | int],
     ) -> None:
         self._instance = instance
         self._cache = cache
         self._metrics = metrics
         self._key = key
+        self._about = about
 
     def application(self) -> web.Application:
         authorized = bearer(self._key, _unauthorized)
@@ -193,7 +200,7 @@ class Front:
         return web.json_response(
             {
                 "version": __version__,
-                "engine": "emulated",
+                **self._about,
                 "instance": self._instance.name,
                 "disaggregation_mode": self._instance.role,
                 "incremental_streaming_output": True,

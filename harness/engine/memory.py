@@ -72,9 +72,7 @@ class Lease:
     def shrink(self, nbytes: int) -> None:
         """The transfer needs no more than ``nbytes`` from now on."""
         self._check_open()
-        self._memory.pool.close_transfer(self._name)
-        opened = self._memory.pool.open_transfer(self._name, nbytes)
-        assert opened, "a part of what was set aside fits"
+        self._memory.pool.shrink_transfer(self._name, nbytes)
 
     def acquire(self, keys: Sequence[int], tokens: int) -> None:
         """Pin a held prefix. CancelledError where the lease has ended."""

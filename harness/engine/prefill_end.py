@@ -10,11 +10,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.core import EngineError, TransportError
+from harness.engine.compute import Begin, Piece, PrefillBackend, PrefillJob, Work
 from harness.engine.config import EngineConfig
-from harness.engine.emulated import Begin, EmulatedPrefill, KvBytes, PrefillJob, Work, token_at
+from harness.engine.emulated import KvBytes
 from harness.engine.memory import Lease
 from harness.engine.prefixes import Cache, Hit
 from harness.surface.generate import (
@@ -25,8 +26,9 @@ from harness.surface.generate import (
     Prompt,
     Registration,
     Spans,
+    prompt_ids,
 )
-from harness.transport.sender import KvSender, Receipt
+from harness.transport.sender import KvSender, Receipt, Transfer
 from harness.transport.tcp_info import TcpSample
 
 Send = Callable[[GenerateChunk], Awaitable[None]]
@@ -98,14 +100,19 @@ class _Push:
 
     room: int
     tokens: int
-    first_token: int
     computing: _Computing | None
-    started: asyncio.Event
-    layers: "asyncio.Queue[int]"
+    first_token: asyncio.Future[int]
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    pieces: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
 
-    def meta(self) -> bytes:
+    def hear(self, token: int) -> None:
+        """The first token is known."""
+        if not self.first_token.done():  # cancelled with the sending
+            self.first_token.set_result(token)
+
+    async def meta(self) -> bytes:
         """What comes with the end of the KV: the first token, and what was cached of the prompt."""
-        words = [self.first_token]
+        words = [await self.first_token]
         if self.computing is not None:
             words.append(self.computing.cached_tokens)
         return b"".join(word.to_bytes(4, "little") for word in words)
@@ -116,7 +123,7 @@ class PrefillEnd:
 
     def __init__(
         self,
-        engine: EmulatedPrefill,
+        engine: PrefillBackend,
         kv: KvBytes,
         sender: KvSender,
         config: EngineConfig,
@@ -190,7 +197,6 @@ class PrefillEnd:
         if room in self._serving:
             raise EngineError(f"room {room} is being prefilled already")
         self._serving.add(room)
-        first_token = token_at(prompt.digest, 0)
         with ExitStack() as stack:
             stack.callback(self._close, room)
             computing = None
@@ -200,19 +206,22 @@ class PrefillEnd:
                 computing = _Computing(self._cache, keys, prompt.tokens, stack, deadline_s)
             if self._config.admission == "reserve_first":
                 await self._registered(registration, room)
-            push = _Push(
-                room, prompt.tokens, first_token, computing, asyncio.Event(), asyncio.Queue()
-            )
+            first_token: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            push = _Push(room, prompt.tokens, computing, first_token)
+            job = self._job(push, body, prompt, received_ns)
+            # After the sending has ended: its bytes are the job's.
+            stack.callback(self._engine.release, job)
             sending = asyncio.create_task(self._push(push, registration))
             try:
-                prefilling = asyncio.create_task(self._engine.prefill(self._job(push, received_ns)))
+                prefilling = asyncio.create_task(self._engine.prefill(job))
                 await self._tell_start(push.started, prefilling, sending, body, prompt, send)
                 span = await prefilling
                 if not self._config.report_layers:
                     span.layer_final_mono_ns = []
                 if computing is not None:
                     computing.computed()
-                await send(_prefill_chunk(body, prompt, "prefill_done", span, [first_token]))
+                token = first_token.result()
+                await send(_prefill_chunk(body, prompt, "prefill_done", span, [token]))
                 receipt = await sending
                 span.kv_acked_mono_ns = receipt.acked_mono_ns
                 span.kv_wire_bytes_sent = receipt.payload_bytes
@@ -222,17 +231,22 @@ class PrefillEnd:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
 
-    def _job(self, push: _Push, received_ns: int) -> PrefillJob:
+    def _job(
+        self, push: _Push, body: GenerateBody, prompt: Prompt, received_ns: int
+    ) -> PrefillJob:
         begin: Begin | None = None if push.computing is None else push.computing.begin
         return PrefillJob(
             tokens=push.tokens,
             received_mono_ns=received_ns,
             ready_mono_ns=time.monotonic_ns(),
             num_layers=self._kv.num_layers,
-            emit=push.layers.put_nowait,
+            emit=push.pieces.put_nowait,
             on_start=push.started.set,
             begin=begin,
             shares=self._engine.release_shares(push.tokens, self._kv.layer_bytes(push.tokens)),
+            digest=prompt.digest,
+            read_ids=lambda: prompt_ids(body),
+            on_token=push.hear,
         )
 
     async def _tell_start(
@@ -287,13 +301,26 @@ class PrefillEnd:
         await push.started.wait()
         transfer = await self._sender.open(where.host, where.port, push.room, layer_bytes, b"")
         try:
-            for _ in layer_bytes:
-                layer = await push.layers.get()
-                transfer.send_layer(layer, self._kv.layer(layer_bytes[layer]))
-            return await transfer.finish(push.meta())
+            whole_bytes = self._kv.layer_bytes(push.tokens)
+            layers_left = len(layer_bytes)
+            while layers_left:
+                piece = await push.pieces.get()
+                size = layer_bytes[piece.layer]
+                if piece.data is None:
+                    transfer.send_layer(piece.layer, self._kv.layer(size))
+                else:
+                    _send_piece(transfer, piece, piece.data, whole_bytes[piece.layer] - size)
+                layers_left -= piece.is_last
+            return await transfer.finish(await push.meta())
         except asyncio.CancelledError:
             transfer.abort("the request was cancelled at the prefill instance")
             raise
+
+
+def _send_piece(transfer: Transfer, piece: Piece, data: memoryview, resident_bytes: int) -> None:
+    """What of a piece lies beyond the growing KV that is at the destination already."""
+    begin = max(piece.first_byte, resident_bytes)
+    transfer.send_part(piece.layer, begin - resident_bytes, data[begin - piece.first_byte :])
 
 
 def _prefill_chunk(

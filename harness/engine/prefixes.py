@@ -9,6 +9,7 @@ instance's. What another instance holds is fetched over the fabric, on planned t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.architecture import Architecture
 from harness.block_keys import block_keys_of_text
@@ -17,8 +18,7 @@ from harness.prefix_holders import Holders
 from harness.surface.generate import GenerateBody, prompt_ids_text
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """The prefix that a prefill starts from. ``own_tokens`` of it lie at the instance itself, the
     rest is fetched from ``holder`` in ``fetch_s`` scenario seconds; times include the fetch."""
 
@@ -33,8 +33,7 @@ class Hit:
         return self.cached_tokens - self.own_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """The longest run of a prompt's blocks in a cluster, states or not. ``own_tokens`` of it lie at
     the instance that asks, which is the holder where it has them all."""
 
@@ -69,10 +68,10 @@ class Prefixes:
     ) -> Hit:
         """The cheapest start of a prefill of ``tokens`` at an instance: from its own prefix, or
         from a longer one of the cluster that is fetched first."""
-        most = max_hit_blocks(tokens, at.pool.geometry.block_tokens)
+        geometry = at.pool.geometry
+        most = max_hit_blocks(tokens, geometry.block_tokens)
         own = at.pool.match(keys, most)
         found = Hit(own, own, None, 0.0, prefill_s(tokens - own, own))
-        geometry = at.pool.geometry
         blocks, place = self._holders.match(keys, most, has_state=geometry.has_state)
         hit, holder = blocks * geometry.block_tokens, self._places[place]
         if hit <= own:
@@ -87,9 +86,9 @@ class Prefixes:
     def longest_run(self, at: Memory, keys: Sequence[int], tokens: int) -> Run:
         """Who holds most of the KV of a prompt of ``tokens``."""
         block_tokens = at.pool.geometry.block_tokens
-        keys = keys[: max_hit_blocks(tokens, block_tokens)]
-        own = at.pool.held_blocks(keys)
-        most, place = self._holders.longest(keys)
+        blocks = max_hit_blocks(tokens, block_tokens)
+        own = at.pool.held_blocks(keys, blocks)
+        most, place = self._holders.longest(keys, blocks)
         holder = self._places[place] if most > own else at
         return Run(holder, most * block_tokens, own * block_tokens)
 

@@ -8,18 +8,19 @@ last was due, so a late wake-up is recorded and does not add up. An instance tha
 with whoever comes.
 
 The paper's formulas hold a slot for a full batch's step time whatever runs beside it
-(``emulated.EmulatedDecode``, the default). This one is for measuring T_decode(batch, context) as
-one would on a real engine.
+(``emulated.EmulatedDecode``, the default). This one is that of ``serving.decode_steps`` by batch,
+whose steps ``harness.simulator.decode_steps`` plans alike, and of a profiler's target.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from harness.core import PrfaasError
-from harness.engine.emulated import Slots, chunk_ends
+from harness.engine.compute import Arrival
+from harness.engine.emulated import EmulatedPlace, Slots, chunk_ends
 from harness.engine.noise import Noise
 from harness.engine.timeline import Alarm
+from harness.kv_blocks import KvBlocks
 from harness.profile import Profile
 
 
@@ -46,6 +47,7 @@ class SteppedDecode:
         time_scale: float,
         interval_tokens: int,
         noise: Noise,
+        blocks: KvBlocks | None = None,
     ) -> None:
         self._alarm = alarm
         self._profile = profile
@@ -54,12 +56,16 @@ class SteppedDecode:
         self._noise = noise
         self._members: list[_Member] = []
         self._arrived = asyncio.Event()
-        self.slots = Slots(max_batch)
+        self.slots = Slots(max_batch, blocks)
         self.busy_s = 0.0
 
     async def until(self, mono_ns: int) -> None:
         """Return at a planned instant."""
         await self._alarm.until(mono_ns)
+
+    async def place(self, arrival: Arrival) -> EmulatedPlace:
+        """As ``EmulatedDecode.place``."""
+        return EmulatedPlace(self.decode, arrival.digest, arrival.first_token)
 
     async def decode(
         self,
@@ -83,12 +89,13 @@ class SteppedDecode:
                 if member.error is not None:
                     raise member.error
                 if total == member.total:
-                    late_ns = max(late_ns, time.monotonic_ns() - member.due_ns)
+                    late_ns = max(late_ns, self._alarm.now_ns() - member.due_ns)
                 await emit(total)
         finally:
             if member in self._members:
                 self._members.remove(member)
-            self.slots.release(max(member.due_ns, granted_mono_ns))
+            end_ns = max(member.due_ns, granted_mono_ns)
+            self.slots.release(end_ns, context_tokens + output_tokens)
         return late_ns / 1e9
 
     async def serve(self) -> None:
@@ -97,7 +104,7 @@ class SteppedDecode:
             while not self._members:
                 self._arrived.clear()
                 await self._arrived.wait()
-            due_ns = time.monotonic_ns()
+            due_ns = self._alarm.now_ns()
             while self._members:
                 due_ns = await self._step(due_ns, tuple(self._members))
 

@@ -40,6 +40,10 @@ class Alarm:
             self._loop.remove_reader(self._timer.fileno())
             self._timer.close()
 
+    def now_ns(self) -> int:
+        """The clock that instants are of."""
+        return time.monotonic_ns()
+
     async def until(self, mono_ns: int) -> int:
         """Return at ``mono_ns``, or at once when it has passed; gives the time of waking in ns."""
         if mono_ns <= time.monotonic_ns():

@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 
-from harness.architecture import load_architecture
+from harness.architecture import Architecture, load_architecture
 from harness.child import Spool
 from harness.core import EngineError, Role
 from harness.engine.cache_routes import CacheRoutes
+from harness.engine.compute import DecodeBackend, PrefillBackend
 from harness.engine.config import EngineConfig, InstanceConfig
 from harness.engine.decode_end import DecodeEnd
 from harness.engine.emulated import EmulatedDecode, EmulatedPrefill, KvBytes
@@ -30,8 +32,10 @@ from harness.engine.metrics import EngineMetrics
 from harness.engine.noise import Noise
 from harness.engine.prefill_end import PrefillEnd
 from harness.engine.prefixes import Cache, Prefixes
+from harness.engine.reference import require_torch
 from harness.engine.stepped import SteppedDecode
 from harness.engine.timeline import Alarm
+from harness.kv_blocks import KvBlocks
 from harness.prefix_pool import PoolGeometry
 from harness.profile import Profile
 from harness.server import running, serve_http
@@ -40,6 +44,9 @@ from harness.transport.receiver import KvReceiver, ReceiverLimits
 from harness.transport.sender import KvSender
 from harness.transport.socket_options import SocketOptions
 from harness.transport.tcp_info import TcpSample
+
+if TYPE_CHECKING:
+    from harness.engine.reference.engine import ReferenceEngine
 
 TCP_COLUMNS = tuple(field.name for field in fields(TcpSample))
 
@@ -86,6 +93,10 @@ class Worker:
         self._profiles = {name: source.load() for name, source in config.profiles.items()}
         architecture = load_architecture(Path(config.architecture), config.kv_dtype)
         self._kv = KvBytes(architecture, config.byte_scale, config.seed)
+        self._blocks: KvBlocks | None = None
+        if config.decode_memory_bytes is not None:
+            pools, memory_bytes = config.prefix_cache, config.decode_memory_bytes
+            self._blocks = KvBlocks.of(architecture, pools, memory_bytes)
         memories: dict[str, Memory] = {}
         if config.prefix_cache.enabled:
             geometry = PoolGeometry.of(architecture, config.prefix_cache)
@@ -93,6 +104,7 @@ class Worker:
                 one.name: Memory(one.name, geometry, config.prefix_cache.memory_bytes)
                 for one in config.instances
             }
+        self._reference = self._load_reference(architecture)
         self._prefixes = Prefixes(memories, architecture, config.fabric_bytes_per_s)
         tasks = await stack.enter_async_context(_background())
         for one in config.instances:
@@ -127,7 +139,10 @@ class Worker:
                 tasks,
                 self._config.transfer_deadline_wall_s,
             )
-        front = Front(instance, routes, metrics, self._config.api_key)
+        about: dict[str, str | int] = {"engine": "emulated"}
+        if self._reference is not None:
+            about = {"engine": "reference"} | self._reference.told()
+        front = Front(instance, routes, metrics, self._config.api_key, about)
         self.ports[config.name] = await serve_http(
             self._stack, front.application(), self._config.address, config.port, EngineError
         )
@@ -136,8 +151,28 @@ class Worker:
     def _cache(self, instance: LiveInstance) -> Cache | None:
         return None if instance.memory is None else Cache(instance.memory, self._prefixes)
 
+    def _load_reference(self, architecture: Architecture) -> "ReferenceEngine | None":
+        """The model, where this process computes one; it takes its time before anything is served.
+        EngineError without torch."""
+        if self._config.reference is None:
+            return None
+        require_torch()
+        from harness.engine.reference.engine import load_engine  # torch is no part of the base
+
+        return load_engine(self._config.reference, architecture, self._config.context_tokens)
+
     async def _prefill_end(self, instance: LiveInstance) -> PrefillEnd:
         config = self._config
+        engine = await self._prefill_engine(instance)
+        return PrefillEnd(engine, self._kv, instance.sender, config, self._cache(instance))
+
+    async def _prefill_engine(self, instance: LiveInstance) -> PrefillBackend:
+        config = self._config
+        if self._reference is not None:
+            computing = self._reference.prefill(instance.name, layerwise=config.layerwise)
+            self._stack.callback(computing.close)
+            await self._stack.enter_async_context(running(computing.serve()))
+            return computing
         engine = EmulatedPrefill(
             self._alarm,
             self._profiles[instance.hardware],
@@ -146,7 +181,7 @@ class Worker:
             self._noise(instance, "prefill"),
         )
         await self._stack.enter_async_context(running(engine.serve()))
-        return PrefillEnd(engine, self._kv, instance.sender, config, self._cache(instance))
+        return engine
 
     async def _decode_end(self, instance: LiveInstance) -> DecodeEnd:
         config = self._config
@@ -162,8 +197,18 @@ class Worker:
             self._cache(instance),
         )
 
-    async def _decode_engine(self, instance: LiveInstance) -> EmulatedDecode | SteppedDecode:
+    async def _decode_engine(self, instance: LiveInstance) -> DecodeBackend:
         config, noise = self._config, self._noise(instance, "decode")
+        if self._reference is not None:
+            computing = self._reference.decode(
+                instance.name,
+                config.decode_max_batch,
+                config.stream_interval_tokens,
+                self._blocks,
+            )
+            self._stack.callback(computing.close)
+            await self._stack.enter_async_context(running(computing.serve()))
+            return computing
         if config.decode_steps == "full_batch":
             return EmulatedDecode(
                 self._alarm,
@@ -171,6 +216,7 @@ class Worker:
                 config.decode_step_s / config.time_scale,
                 config.stream_interval_tokens,
                 noise,
+                self._blocks,
             )
         engine = SteppedDecode(
             self._alarm,
@@ -179,6 +225,7 @@ class Worker:
             config.time_scale,
             config.stream_interval_tokens,
             noise,
+            self._blocks,
         )
         await self._stack.enter_async_context(running(engine.serve()))
         return engine

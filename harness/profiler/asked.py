@@ -47,6 +47,7 @@ class Settings:
     limit_tokens: int | None = None
     noise_cv: float | None = None
     is_emulated: bool = False
+    notes: str = ""
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 

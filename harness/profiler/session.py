@@ -244,7 +244,7 @@ def _profile(
         {
             "schema_version": 1,
             "name": name,
-            "notes": "",
+            "notes": settings.notes,
             "model": settings.architecture.name,
             "hardware": settings.hardware,
             "gpus_per_instance": settings.gpus,

@@ -294,7 +294,7 @@ async def _read_info(probe: Probe, said: Mapping[str, Any]) -> Info:
     model = await probe.get("/get_model_info") or await probe.get("/model_info") or {}
     path = said.get("model_path") or model.get("model_path")
     cache = said.get("prefix_cache")
-    is_ours = said.get("engine") == "emulated"
+    is_ours = said.get("engine") in ("emulated", "reference")
     told = read_capabilities(said)
     pages = cache["checkpoint_tokens"] if is_ours and cache else told.page_size
     limit = said.get("context_length") or said.get("max_req_input_len") or said.get("max_model_len")

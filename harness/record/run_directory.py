@@ -25,6 +25,7 @@ from harness.core import Instance, PrfaasError, Request, ScenarioError
 
 SCHEMA_VERSION = 1
 Status = Literal["running", "finished", "interrupted", "failed"]
+Kind = Literal["live", "simulated"]
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_COLLISIONS = 100
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -77,6 +78,8 @@ class Manifest:
     byte_scale: float
     deployments: tuple[Cell, ...]
     instances: dict[str, tuple[Instance, ...]]
+    #: ``simulated``: nothing was run live. Its clock is simulated too, and starts with the load.
+    kind: Kind = "live"
     status: Status = "running"
     error: str | None = None
     seeds: dict[str, int] = field(default_factory=dict)
@@ -175,6 +178,11 @@ class RunDirectory:
     @property
     def report_path(self) -> Path:
         return self.path / "report.html"
+
+    @property
+    def simulation_path(self) -> Path:
+        """Of a simulated run: what ``prfaas simulate --json`` printed."""
+        return self.path / "simulation.json"
 
     @property
     def trace_path(self) -> Path:

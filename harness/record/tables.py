@@ -10,7 +10,7 @@ Columns ``*_s`` and ``*_bytes`` are in scenario units (wall x time_scale, wire x
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -190,10 +190,19 @@ def write_simulated(run: RunDirectory, deployment: str, rows: Iterable[Simulated
     write_atomically(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
-def read_table(run: RunDirectory, name: TableName) -> pd.DataFrame:
-    """A table of the run; nulls of integer columns stay nulls (pandas' nullable types)."""
-    table = _read_arrow(run, name)
-    return table.to_pandas(types_mapper=_NULLABLE.get)
+def read_table(
+    run: RunDirectory, name: TableName, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """A table of the run; nulls of integer columns stay nulls (pandas' nullable types). Or some
+    ``columns`` of it, of which one without any value takes no memory."""
+    table = _read_arrow(run, name, columns)
+    if columns is None:
+        return table.to_pandas(types_mapper=_NULLABLE.get)
+    for place, column in enumerate(table.columns):
+        if column.null_count == table.num_rows:
+            nothing = pa.nulls(table.num_rows)
+            table = table.set_column(place, table.column_names[place], nothing)
+    return table.to_pandas(types_mapper=_NULLABLE.get, split_blocks=True, self_destruct=True)
 
 
 def read_notes(run: RunDirectory) -> dict[str, Any]:
@@ -211,8 +220,11 @@ def read_notes(run: RunDirectory) -> dict[str, Any]:
 
 
 def compact(run: RunDirectory) -> Compaction:
-    """Join the spools and write every table; run at the end of a run, or after a crash."""
+    """Join the spools and write every table; run at the end of a run, or after a crash. A simulated
+    run has no spools: its tables are written as it goes, and stay as they are."""
     manifest = run.read_manifest()
+    if manifest.kind == "simulated":
+        return Compaction({}, ())
     schedule = run.read_schedule()
     reader = _Reader(run)
     expected = by_rid(run.expected_path, reader.rows(run.expected_path, ExpectedRow))
@@ -296,20 +308,31 @@ _NULLABLE: dict[pa.DataType, Any] = {
     _INT: pd.Int64Dtype(),
     pa.bool_(): pd.BooleanDtype(),
     _TEXT: pd.StringDtype(),
+    pa.null(): pd.ArrowDtype(pa.null()),
 }
 
 
-def _read_arrow(run: RunDirectory, name: TableName) -> pa.Table:
+def _read_arrow(
+    run: RunDirectory, name: TableName, columns: Sequence[str] | None = None
+) -> pa.Table:
     path = run.table_path(name)
     try:
-        # A folder of that name would be read as a data set.
-        with path.open("rb") as file:
-            table = pq.read_table(file)
+        # By an open file, since a folder of that name would be read as a data set; by Arrow's own,
+        # since its threads may still hold one of Python's when the interpreter ends.
+        with pa.OSFile(str(path)) as file, pq.ParquetFile(file) as table_file:
+            found = table_file.schema_arrow
+            table = table_file.read(None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
-        raise ScenarioError(f"cannot read {path}: {error}; `prfaas report` rebuilds it") from error
-    if not table.schema.equals(schema(name)):
+        raise ScenarioError(f"cannot read {path}: {error}; {_mending(run)}") from error
+    if not found.equals(schema(name)):
         raise ScenarioError(f"{path} is not a {name} table of version {TABLES_VERSION}")
     return table
+
+
+def _mending(run: RunDirectory) -> str:
+    if run.read_manifest().kind == "simulated":
+        return "a simulation that is killed leaves no table that can be read; simulate it again"
+    return "`prfaas report` rebuilds it"
 
 
 def _write(

@@ -9,6 +9,19 @@ import pandas as pd
 from harness.record.run_directory import Manifest
 from reports.document import Block, Chart, Figure, Prose, Table
 
+#: Rows of tables that a simulation has no figure for.
+LIVE_FIGURES = frozenset(
+    {
+        "modelled mean (s)",
+        "measured mean off the modelled by",
+        "modelled P90 (s)",
+        "gap per token, ITL P50 (ms)",
+        "gap per chunk P50 (ms)",
+        "tokens a chunk",
+        "send lag P99 (wall ms)",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -21,8 +34,13 @@ class Run:
     link: pd.DataFrame
 
     @property
+    def is_simulated(self) -> bool:
+        return self.manifest.kind == "simulated"
+
+    @property
     def names(self) -> tuple[str, ...]:
-        return self.manifest.deployment_names()
+        """The deployments of which there are figures: all of a live run."""
+        return tuple(n for n in self.manifest.deployment_names() if n in self.summaries)
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -45,7 +63,10 @@ def table(frame: pd.DataFrame, caption: str) -> Block:
 def by_deployment(
     data: Run, caption: str, rows: dict[str, Callable[[dict[str, Any]], object]]
 ) -> Table:
-    """A table with a column a deployment, a row a figure of its summary."""
+    """A table with a column a deployment, a row a figure of its summary. Of a simulated run without
+    the figures that only a live one has."""
+    if data.is_simulated:
+        rows = {name: one for name, one in rows.items() if name not in LIVE_FIGURES}
     columns: dict[str, list[object]] = {"figure": list(rows)}
     for name, one in data.summaries.items():
         columns[name] = [figure(one) for figure in rows.values()]

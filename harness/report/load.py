@@ -30,11 +30,12 @@ def offered(data: Run) -> Iterator[Block]:
     """TTFT under the offered load, measured beside modelled, and what was served."""
     rate = data.manifest.scenario.get("load", {}).get("rate_req_per_s")
     load = f" of {rate:g} req/s" if isinstance(rate, int | float) else ""
+    beside = "" if data.is_simulated else "; modelled is a simulation of the same schedule"
     yield by_deployment(
         data,
-        f"TTFT under the offered load{load}, from the planned send, in scenario seconds; modelled "
-        "is a simulation of the same schedule. Quantiles are nearest-rank over all planned "
-        "requests, one that was not completed being infinite.",
+        f"TTFT under the offered load{load}, from the planned send, in scenario seconds{beside}. "
+        "Quantiles are nearest-rank over all planned requests, one that was not completed being "
+        "infinite.",
         {
             "completed": lambda one: f"{one['num_completed']} of {one['num_planned']}",
             "mean TTFT (s)": lambda one: one["ttft_mean_s"],

@@ -90,5 +90,5 @@ class DeploymentTable(Table):
     prfaas_hardware: Name | None = None
     pd_hardware: Name
     more_prfaas: list[PrfaasClusterTable] = Field(default_factory=list, max_length=64)
-    """Further clusters are planned by prfaas plan; bench and simulate refuse them."""
+    """Further clusters are planned and simulated; bench refuses them."""
     more_pd: list[PdClusterTable] = Field(default_factory=list, max_length=64)

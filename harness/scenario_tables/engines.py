@@ -1,4 +1,5 @@
-"""What serves: the emulated engine, or real SGLang servers that are launched or attached to."""
+"""What serves: the emulated engine, the reference engine, or real SGLang servers that are launched or
+attached to."""
 
 from typing import Annotated, Literal
 
@@ -48,9 +49,19 @@ class AttachTable(Table):
 
 
 class EngineTable(Table):
-    """Emulated unless ``kind`` says otherwise; every other key is of real servers."""
+    """Emulated unless ``kind`` says otherwise; the emulated engine has no other key."""
 
-    kind: Literal["emulated", "sglang"] = "emulated"
+    kind: Literal["emulated", "reference", "sglang"] = "emulated"
+    compute: PathText | None = None
+    """Reference: the model file that completes the architecture, relative to the scenario file."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1
+    """Reference: of the random weights, the same for every instance."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Reference: of weights and activations; KV has model.kv_dtype."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Reference: of one computation on the processor."""
+    prefill_slots: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Reference: prompts whose KV a prefill instance holds until it has arrived."""
     model_path: PathText | None = None
     """Folder of the model's weights and config.json, relative to the scenario file."""
     python: PathText | None = None

@@ -43,6 +43,9 @@ class LinkTable(Table):
     """Run the variation of the profile or file: bursts, dips, the time of day."""
     schedule: PathText | None = None
     """A file of changes (TOML or CSV), in scenario time from the start of the load."""
+    sharing: Literal["auto", "layers", "fair"] = "auto"
+    """How simulated transfers share it: "layers", one queue; "fair", max-min shares with the bounds
+    of a connection; "auto", fair where a bound matters."""
 
 
 class FabricTable(Table):
@@ -83,8 +86,8 @@ class TestbedTable(Table):
 
 
 class GatewayTable(Table):
-    """Limits of the live gateway, in scenario time unless they say otherwise. A simulation has none
-    of them; a phase without a limit may last as long as testbed.request_timeout."""
+    """Limits of the live gateway, in scenario time unless they say otherwise. A simulation has
+    max_retries of them; a phase without a limit may last as long as testbed.request_timeout."""
 
     connect_timeout_wall: PositiveDuration = Field(default="5s", validate_default=True)
     """Most time for a connection to a worker, in wall time: no scenario makes a process slow."""

@@ -166,13 +166,16 @@ class DecodeBacklog:
         "known_len",
         "max_batch",
         "order",
+        "step_s",
         "up",
     )
 
-    def __init__(self, instance: Instance, index: int, max_batch: int) -> None:
+    def __init__(self, instance: Instance, index: int, max_batch: int, step_s: float = 0.0) -> None:
         self.instance = instance
         self.index = index
         self.max_batch = max_batch
+        #: What one step takes, to who asks how long a slot is held.
+        self.step_s = step_s
         self.up = True
         #: It is to change its role: nothing new goes here.
         self.draining = False

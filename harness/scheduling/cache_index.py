@@ -12,12 +12,17 @@ What is known is as old as the reports, which each pool numbers. A gap in the nu
 something is not known: all of that pool is forgotten until a snapshot of it comes, and what is
 reported meanwhile is kept and laid over the snapshot. A hit that is gone in truth costs a
 recomputation by the instance, which looks for itself.
+
+Pools that report by runs and not key by key have these bits once a run
+(``harness.scheduling.cache_runs``). All of a scheduler's pools report in one way.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from harness.core import EngineError, Instance
+from harness.scheduling.cache_runs import CacheRuns, Place
 from harness.scheduling.events import CacheDelta, CacheSnapshot
 
 #: Reports kept while a snapshot is awaited; beyond them another one is asked for.
@@ -32,6 +37,7 @@ class _Source:
     cluster_bit: int
     #: Of all instances of its cluster.
     fellows: int
+    place: Place
     seq: int = 0
     awaiting: bool = False
     #: Right after a snapshot reports that it contains already may still be on their way.
@@ -103,6 +109,9 @@ class CacheIndex:
             cluster: sum(self.bit_of[one.name] for one in instances if one.cluster == cluster)
             for cluster in self.clusters
         }
+        #: Of a prompt of which nobody has anything.
+        self.no_hits: Mapping[str, int] = MappingProxyType(dict.fromkeys(self.clusters, 0))
+        self._nothing = Lookup([0] * len(self.clusters), 0, [], [])
         self._names = tuple(one.name for one in instances)
         self._cluster_shift = len(instances)
         self._state_shift = len(instances) + len(self.clusters)
@@ -115,14 +124,21 @@ class CacheIndex:
                 self.bit_of[one.name],
                 self.bit_of_cluster[one.cluster],
                 self.bits_of_cluster[one.cluster],
+                Place(
+                    self.bit_of[one.name],
+                    self.bit_of_cluster[one.cluster],
+                    self.bits_of_cluster[one.cluster],
+                    self.bit_of[one.name] | self.bit_of_cluster[one.cluster],
+                ),
             )
             for one in instances
         }
         self._held: dict[int, int] = {}
+        self._runs: CacheRuns | None = None
 
     def __len__(self) -> int:
         """Keys of which any pool holds a block or a state."""
-        return len(self._held)
+        return len(self._held) if self._runs is None else len(self._runs)
 
     def names(self, bits: int) -> Iterator[str]:
         """The instances whose bits are set, lowest first."""
@@ -163,9 +179,14 @@ class CacheIndex:
     def lookup(self, keys: Sequence[int], max_blocks: int) -> Lookup:
         """What the clusters hold of the first ``max_blocks`` of a prompt with these keys."""
         held, state_shift, every = self._held, self._state_shift, self._every
+        if self._runs is not None:
+            if not keys or not self._runs.has(keys[0]):
+                return self._nothing
+            depth, lost, states = self._runs.follow(keys, min(len(keys), max_blocks), every)
+            return Lookup(self._hits(lost, states), depth, lost, states)
         alive, depth = every, 0
-        lost: list[tuple[int, int]] = []
-        states: list[tuple[int, int]] = []
+        lost = []
+        states = []
         for key in keys if len(keys) <= max_blocks else keys[:max_blocks]:
             value = held.get(key, 0)
             still = alive & value
@@ -205,8 +226,12 @@ class CacheIndex:
     def _lay(self, source: _Source, snapshot: CacheSnapshot) -> bool:
         pending = [delta for delta in source.pending if delta.seq > snapshot.seq]
         self._forget(source)
-        self._add(source, snapshot.blocks, 0)
-        self._add(source, snapshot.states, self._state_shift)
+        if snapshot.runs or self._runs is not None:
+            assert not snapshot.blocks, "pools report by runs or key by key"
+            self._by_runs().add(source.place, snapshot.runs, snapshot.states)
+        else:
+            self._add(source, snapshot.blocks, 0)
+            self._add(source, snapshot.states, self._state_shift)
         source.seq, source.awaiting, source.after_snapshot = snapshot.seq, False, True
         # A report that is missing between the snapshot and these is found as any other. The next
         # snapshot has them all; kept, those of a worker that was started again meanwhile would be
@@ -216,12 +241,27 @@ class CacheIndex:
         source.pending.clear()
         return False
 
+    def _by_runs(self) -> CacheRuns:
+        assert not self._held, "pools report by runs or key by key"
+        if self._runs is None:
+            self._runs = CacheRuns()
+        return self._runs
+
     def _apply(self, source: _Source, delta: CacheDelta) -> None:
+        source.seq, source.after_snapshot = delta.seq, False
+        if delta.added_runs or delta.removed_runs or self._runs is not None:
+            assert not delta.added_blocks, "pools report by runs or key by key"
+            assert not delta.removed_blocks, "pools report by runs or key by key"
+            runs = self._by_runs()
+            if delta.removed_runs or delta.removed_states:
+                runs.remove(source.place, delta.removed_runs, delta.removed_states)
+            if delta.added_runs or delta.added_states:
+                runs.add(source.place, delta.added_runs, delta.added_states)
+            return
         self._remove(source, delta.removed_blocks, 0)
         self._remove(source, delta.removed_states, self._state_shift)
         self._add(source, delta.added_blocks, 0)
         self._add(source, delta.added_states, self._state_shift)
-        source.seq, source.after_snapshot = delta.seq, False
 
     def _add(self, source: _Source, keys: Collection[int], shift: int) -> None:
         held, bits = self._held, (source.bit | source.cluster_bit) << shift
@@ -246,6 +286,8 @@ class CacheIndex:
     def _forget(self, source: _Source) -> None:
         """Drop all entries of one instance: a walk over everything, which a gap is rare enough
         for; a set of keys for each instance would be kept on every report."""
+        if self._runs is not None:
+            self._runs.forget(source.place)
         shift = self._state_shift
         bits = source.bit | source.bit << shift
         found = [key for key, value in self._held.items() if value & bits]

@@ -11,7 +11,7 @@ request alone, and only guides the choice of a decode instance.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +22,7 @@ from harness.core import PRFAAS, Instance, ScenarioError
 from harness.deployment import Balancing, Deployment
 from harness.profile import Profile
 from harness.scenario import Scenario
-from harness.scheduling.scheduler_config import Link, SchedulerConfig, TransferTail
+from harness.scheduling.scheduler_config import Decoding, Link, SchedulerConfig, TransferTail
 from harness.settings import PrefixCache, Scheduling, Workload
 
 #: Rounding must not make a layer look shorter than the step between two.
@@ -158,6 +158,8 @@ class Policy:
     """What a scheduler is built from, in plain values, so that another process can be told it.
 
     ``dispatch_delay_s`` is the link's way from the gateway to PrfaaS, ``kv_delay_s`` the way back.
+    ``egress_bytes_per_s`` are the rates of further PrfaaS clusters' links, by cluster, whose delays
+    are the same; ``ingress_bytes_per_s`` and ``more_decoding`` are those of ``SchedulerConfig``.
     ``max_tokens`` is the longest prompt of the workload. ``link_silence_s``: after so long without
     movement or word a link is down; it must be longer than the time between two reports.
     """
@@ -176,10 +178,15 @@ class Policy:
     link_silence_s: float
     scheduling: Scheduling
     prefix_cache: PrefixCache
+    egress_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    ingress_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    more_decoding: Mapping[str, Decoding] = field(default_factory=dict)
 
 
 def policy_of(scenario: Scenario, deployment: Deployment) -> Policy:
     """The policy of a deployment over the link that the scenario asks for."""
+    link_bytes_per_s = scenario.link.rate_bytes_per_s
+    egress = deployment.egress_bytes_per_s(link_bytes_per_s)
     return Policy(
         instances=deployment.instances(),
         threshold_tokens=deployment.threshold_tokens,
@@ -188,14 +195,27 @@ def policy_of(scenario: Scenario, deployment: Deployment) -> Policy:
         decode_max_batch=decode_batch(scenario, deployment),
         max_tokens=scenario.workload.max_tokens,
         layerwise=scenario.transport.layerwise,
-        link_bytes_per_s=scenario.link.rate_bytes_per_s,
+        link_bytes_per_s=link_bytes_per_s,
         fabric_bytes_per_s=scenario.fabric.rate_bytes_per_s,
         dispatch_delay_s=scenario.link.near_to_far.delay_s,
         kv_delay_s=scenario.link.far_to_near.delay_s,
         link_silence_s=scenario.scheduling.control_period_s,
         scheduling=scenario.scheduling,
         prefix_cache=scenario.prefix_cache,
+        egress_bytes_per_s={name: rate for name, rate in egress.items() if name != PRFAAS},
+        ingress_bytes_per_s=deployment.ingress_bytes_per_s(link_bytes_per_s),
+        more_decoding=_more_decoding(scenario, deployment),
     )
+
+
+def _more_decoding(scenario: Scenario, deployment: Deployment) -> dict[str, Decoding]:
+    """By hardware that further PD clusters decode on and the first one does not."""
+    names = {one.hardware for one in deployment.more_pd} - {deployment.pd_hardware}
+    own = {name: replace(deployment, pd_hardware=name) for name in sorted(names)}
+    return {
+        name: Decoding(decode_step_s(scenario, one), decode_batch(scenario, one))
+        for name, one in own.items()
+    }
 
 
 def configure(
@@ -207,12 +227,17 @@ def configure(
 ) -> SchedulerConfig:
     """The scheduler's configuration, with the costs by hardware name; without ``transfer`` KV
     moves, and the link is crossed, in no time."""
-    link = Link(
-        bytes_per_s=policy.link_bytes_per_s if transfer else math.inf,
-        dispatch_delay_s=policy.dispatch_delay_s if transfer else 0.0,
-        kv_delay_s=policy.kv_delay_s if transfer else 0.0,
-    )
-    links = {one.cluster: link for one in policy.instances if one.cluster == PRFAAS}
+    near = {one.cluster for one in policy.instances if one.role == "decode"}
+    links = {
+        name: Link(
+            bytes_per_s=rate if transfer else math.inf,
+            dispatch_delay_s=policy.dispatch_delay_s if transfer else 0.0,
+            kv_delay_s=policy.kv_delay_s if transfer else 0.0,
+        )
+        for name in dict.fromkeys(one.cluster for one in policy.instances)
+        if name not in near
+        for rate in [policy.egress_bytes_per_s.get(name, policy.link_bytes_per_s)]
+    }
     fabric_bytes_per_s = policy.fabric_bytes_per_s if transfer else math.inf
     used = {one.hardware for one in policy.instances if one.role == "prefill"}
     if policy.scheduling.role_conversion:
@@ -237,6 +262,8 @@ def configure(
         ),
         max_tokens=policy.max_tokens,
         link_silence_s=policy.link_silence_s,
+        ingress_bytes_per_s=policy.ingress_bytes_per_s if transfer else {},
+        more_decoding=policy.more_decoding,
     )
 
 

@@ -146,7 +146,7 @@ class Control:
     def _stages(self, now_s: float) -> Stages:
         remote, local = self._up(now_s), self._fleet.local
         decodes = [one for cluster in local for one in cluster.decodes if one.in_service]
-        slots = len(decodes) * self._config.decode_max_batch
+        slots = sum(one.max_batch for one in decodes)
         busy_slots = sum(one.busy_slots(now_s) for one in decodes)
         slot = earliest_slot(decodes, now_s)
         waits = [

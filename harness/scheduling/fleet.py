@@ -1,17 +1,18 @@
 """The instances by cluster, and which of them are in service."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.core import EngineError, Instance, Role
 from harness.scheduling.backlog import DecodeBacklog, PrefillBacklog
 from harness.scheduling.order import PrefillOrder, SlotOrder
+from harness.scheduling.scheduler_config import Decoding
 
 
 class Cluster:
     """One cluster's instances; a PD cluster is one that was built with decode instances."""
 
-    __slots__ = ("decodes", "finishes", "name", "order", "prefills", "slots")
+    __slots__ = ("crossing_bytes", "decodes", "finishes", "name", "order", "prefills", "slots")
 
     def __init__(self, name: str, max_batch: int, *, finishes: bool) -> None:
         self.name = name
@@ -20,16 +21,30 @@ class Cluster:
         self.decodes: list[DecodeBacklog] = []
         self.order = PrefillOrder()
         self.slots = SlotOrder(max_batch)
+        #: KV that is to leave for other clusters, or to come from them, and has not landed; counted
+        #: where there are several clusters of a kind.
+        self.crossing_bytes = 0
 
 
 class Fleet:
     """Every instance of a deployment, in the order given, and the clusters they form."""
 
-    def __init__(self, instances: Sequence[Instance], max_batch: int) -> None:
-        self._max_batch = max_batch
-        near = {one.cluster for one in instances if one.role == "decode"}
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        max_batch: int,
+        decoding: Callable[[str], Decoding] | None = None,
+    ) -> None:
+        """``decoding``: of a decode instance by hardware, where more is known than one batch."""
+        self._decoding = decoding or (lambda _hardware: Decoding(0.0, max_batch))
+        # One hardware in a cluster.
+        near = {one.cluster: one.hardware for one in instances if one.role == "decode"}
         self.clusters = {
-            name: Cluster(name, max_batch, finishes=name in near)
+            name: Cluster(
+                name,
+                self._decoding(near[name]).max_batch if name in near else max_batch,
+                finishes=name in near,
+            )
             for name in dict.fromkeys(one.cluster for one in instances)
         }
         #: The PrfaaS clusters and the PD clusters.
@@ -48,7 +63,8 @@ class Fleet:
             cluster.prefills = sorted([*cluster.prefills, prefill], key=lambda one: one.index)
             cluster.order.enter(prefill)
         else:
-            decode = DecodeBacklog(instance, index, self._max_batch)
+            own = self._decoding(instance.hardware)
+            decode = DecodeBacklog(instance, index, own.max_batch, own.step_s)
             self._backlogs[instance.name] = decode
             cluster.decodes = sorted([*cluster.decodes, decode], key=lambda one: one.index)
             cluster.slots.enter(decode)
@@ -113,7 +129,7 @@ class Fleet:
                 cluster.order.enter(one)
         else:
             cluster.decodes.remove(backlog)
-            cluster.slots = SlotOrder(self._max_batch)
+            cluster.slots = SlotOrder(backlog.max_batch)
             for decode in cluster.decodes:
                 cluster.slots.enter(decode)
         self._place(replace(backlog.instance, role=role), backlog.index)

@@ -73,6 +73,19 @@ class Placement(Struct, frozen=True, gc=False):
     slot_s: float
 
 
+class Crossing(Struct, frozen=True, gc=False):
+    """KV that a cluster is to get from another and has not got."""
+
+    source: Cluster
+    destination: Cluster
+    nbytes: int
+
+    def land(self) -> None:
+        """It has come, or never will."""
+        self.source.crossing_bytes -= self.nbytes
+        self.destination.crossing_bytes -= self.nbytes
+
+
 class Placer:
     """Finds instances for requests; ``links`` is kept up to date by the scheduler."""
 
@@ -84,6 +97,8 @@ class Placer:
     ) -> None:
         self._config = config
         self._reserves = config.admission == "reserve_first"
+        #: Whether links are to choose from.
+        self.several = bool(config.ingress_bytes_per_s)
         self._fleet = fleet
         self._moves = moves
         self._costs: dict[tuple[str, int], float] = {}
@@ -100,6 +115,18 @@ class Placer:
             reason = best
         return reason
 
+    def crossing(self, ask: Ask, placement: Placement) -> Crossing | None:
+        """Count the KV of a placed request that crosses. Asked for where there are several links:
+        with one there is no choice that what waits for it could change."""
+        if placement.prefilling.cluster.finishes:
+            return None
+        destination = self._fleet.clusters[placement.decode.instance.cluster]
+        nbytes = self._config.moved_bytes(ask.input_tokens, placement.resident_tokens)
+        found = Crossing(placement.prefilling.cluster, destination, nbytes)
+        found.source.crossing_bytes += nbytes
+        found.destination.crossing_bytes += nbytes
+        return found
+
     def _single(self, ask: Ask, name: str) -> Placement | str | None:
         """In one cluster; None where nobody prefills."""
         cluster = self._fleet.clusters[name]
@@ -107,10 +134,10 @@ class Placer:
         first = cluster.order.least(now_s)
         if first is None:
             return None
-        near = cluster if cluster.finishes else self._home(ask)
+        free_s = first.free_at_s(now_s)
+        near = cluster if cluster.finishes else self._home(ask, free_s)
         if near is None:
             return _NOBODY_DECODES
-        free_s = first.free_at_s(now_s)
         if ask.lookup is None:
             instance = first.instance
             service_s = self._config.prefill_s[instance.hardware](ask.input_tokens, 0)
@@ -157,7 +184,7 @@ class Placer:
         """The earliest expected slot, then the earliest landing, then the first in order."""
         home = None
         if not all(one.cluster.finishes for one in bounds):
-            home = self._home(ask)
+            home = self._home(ask, bounds[0].end_s)
         best: Placement | None = None
         before: tuple[float, int, Link | None] | None = None
         for one in bounds:
@@ -167,6 +194,7 @@ class Placer:
             like = (one.end_s, one.hit_tokens, one.link)
             # Without a hit of their own equals behind equal links land at the same time.
             again = like == before and one.link is not None and not one.hit_tokens
+            again = again and not self.several
             if near is None or again:
                 continue
             before = like
@@ -177,8 +205,9 @@ class Placer:
                 best = timeline
         return best
 
-    def _home(self, ask: Ask) -> Cluster | None:
-        """The PD cluster that finishes what PrfaaS prefills: the earliest slot as of now, then the
+    def _home(self, ask: Ask, lands_s: float) -> Cluster | None:
+        """The PD cluster that finishes what PrfaaS prefills: the earliest slot for what does not
+        land before ``lands_s``, nor before the cluster's link has taken what it is to get; then the
         longest prefix held, so that less must cross."""
         clusters: Sequence[Cluster] = self._fleet.local
         if len(clusters) == 1:
@@ -187,11 +216,15 @@ class Placer:
         if hits:
             clusters = sorted(clusters, key=lambda one: -hits[one.name])
         best, best_s = None, 0.0
+        ingress, now_s = self._config.ingress_bytes_per_s, ask.now_s
         for cluster in clusters:
-            found = cluster.slots.earliest(ask.now_s, ask.now_s)
+            rate, taken_s = ingress.get(cluster.name), lands_s
+            if rate is not None and cluster.crossing_bytes:
+                taken_s = max(taken_s, now_s + cluster.crossing_bytes / rate)
+            found = cluster.slots.earliest(taken_s, now_s)
             if found is not None and (best is None or found[1] < best_s):
                 best, best_s = cluster, found[1]
-                if best_s <= ask.now_s:
+                if best_s <= lands_s:
                     break  # none is earlier
         return best
 
@@ -261,12 +294,26 @@ class Placer:
                 return None
             ready_s = found[1] + hop_s
             start_s = one.free_s if one.free_s > ready_s else ready_s
-            landed_s = start_s + one.service_s + tail_s
+            end_s = start_s + one.service_s
+            if self.several:
+                end_s = self._sent_s(one, end_s, link, now_s)
+            landed_s = end_s + tail_s
             return Placement(one, found[0], held, start_s, landed_s, found[1])
         ready_s = now_s + hop_s
         start_s = one.free_s if one.free_s > ready_s else ready_s
-        landed_s = start_s + one.service_s + tail_s
+        end_s = start_s + one.service_s
+        if self.several:
+            end_s = self._sent_s(one, end_s, link, now_s)
+        landed_s = end_s + tail_s
         found = near.slots.earliest(landed_s, now_s)
         if found is None:
             return None
         return Placement(one, found[0], held, start_s, landed_s, found[1])
+
+    def _sent_s(self, one: Prefilling, end_s: float, link: str | None, now_s: float) -> float:
+        """The end of prefill, and of what is to leave its cluster before where links are to choose
+        from."""
+        if link is None:
+            return end_s
+        waits_s = one.cluster.crossing_bytes / self._config.links[link].bytes_per_s
+        return max(end_s, now_s + waits_s)

@@ -34,7 +34,7 @@ from harness.scheduling.congestion import LinkState
 from harness.scheduling.control import Control
 from harness.scheduling.conversion import Conversion
 from harness.scheduling.fleet import Fleet
-from harness.scheduling.placement import Ask, Placement, Placer
+from harness.scheduling.placement import Ask, Crossing, Placement, Placer
 from harness.scheduling.prefix_moves import PrefixMoves
 from harness.scheduling.router import Routing, groups, uncached_tokens
 from harness.scheduling.scheduler_config import SchedulerConfig
@@ -60,6 +60,7 @@ class _Placed(Struct):
     decode: DecodeBacklog
     prefilled: bool = False
     landed: bool = False
+    crossing: Crossing | None = None
 
 
 class Scheduler:
@@ -69,7 +70,7 @@ class Scheduler:
         self.config = config
         self.counters = Counters()
         self._placed: dict[str, _Placed] = {}
-        self._fleet = Fleet(config.instances, config.decode_max_batch)
+        self._fleet = Fleet(config.instances, config.decode_max_batch, config.decoding)
         self._control = Control(config, self._fleet)
         knows = config.keeps_prefixes and config.scheduling.cache_aware
         self._index = CacheIndex(config.instances, has_state=config.has_state) if knows else None
@@ -163,9 +164,8 @@ class Scheduler:
             return self._reject(rid, full)
         ask = self._ask(event, now_s)
         placement = self._placer.place(ask, groups(self._policy, ask.routing))
-        output_tokens = event.output_tokens
-        hold_s = (output_tokens - 1) * config.decode_step_s if output_tokens > 1 else 0.0
-        self._observe(ask, hold_s)
+        steps = event.output_tokens - 1 if event.output_tokens > 1 else 0
+        self._observe(ask, steps * config.decode_step_s)
         if isinstance(placement, str):
             refusal = Refusal(placement, config.retry_after_s, unavailable=True)
             return self._reject(rid, refusal)
@@ -173,28 +173,29 @@ class Scheduler:
             late = refused_by_wait(placement.start_s, now_s, limits)
             if late is not None:
                 return self._reject(rid, late)
-        self._take(rid, placement, hold_s, now_s)
+        self._take(rid, ask, placement, steps * placement.decode.step_s)
         return [self._dispatch(rid, ask, placement)]
 
     def _ask(self, event: ev.Arrived, now_s: float) -> Ask:
         control, remote, tokens = self._control, self._remote, event.input_tokens
         if control.follows:
             remote = control.up(remote, now_s)
+        roomy, threshold = self._roomy(remote) if self._copies else (), control.threshold_tokens
         if self._index is None or not event.block_keys:
-            roomy = self._roomy(remote) if self._copies else ()
-            threshold = control.threshold_tokens
             routing = Routing(tokens, threshold, self._local, remote, roomy, _NO_HITS)
             return Ask(tokens, now_s, routing, None)
         block_tokens = self.config.prefix_cache.block_tokens
         # One token is always computed: it gives the first output.
         lookup = self._index.lookup(event.block_keys, (tokens - 1) // block_tokens)
+        if not lookup.depth:
+            routing = Routing(tokens, threshold, self._local, remote, roomy, self._index.no_hits)
+            return Ask(tokens, now_s, routing, None)
         hits = {
             name: blocks * block_tokens
             for name, blocks in zip(self._index.clusters, lookup.hit_blocks, strict=True)
         }
-        roomy = self._roomy(remote) if self._copies else ()
         uncached = uncached_tokens(tokens, hits, self._local, roomy)
-        routing = Routing(uncached, control.threshold_tokens, self._local, remote, roomy, hits)
+        routing = Routing(uncached, threshold, self._local, remote, roomy, hits)
         if not roomy or self._moves is None:
             return Ask(tokens, now_s, routing, lookup)
         return Ask(tokens, now_s, routing, lookup, self._moves.offers(lookup, routing))
@@ -208,19 +209,16 @@ class Scheduler:
         if not self._control.observes:
             return
         if ask.lookup is not None and self._moves is not None:
-            held = [self._moves.held_tokens(ask.lookup, name) for name in self._local]
-            resident_tokens = max(held)
-            remote_cached = max(
-                (routing.hit_tokens.get(name, 0) for name in self._remote), default=0
-            )
+            resident_tokens = max(self._moves.held_tokens(ask.lookup, n) for n in self._local)
+            remote_cached = max([routing.hit_tokens.get(n, 0) for n in self._remote], default=0)
         if routing.roomy:  # a longer prefix would be copied there
             remote_cached = max(remote_cached, tokens - routing.uncached_tokens)
         self._control.observe(
             tokens, routing.uncached_tokens, resident_tokens, hold_s, ask.now_s, remote_cached
         )
 
-    def _take(self, rid: str, placement: Placement, hold_s: float, now_s: float) -> None:
-        counters = self.counters
+    def _take(self, rid: str, ask: Ask, placement: Placement, hold_s: float) -> None:
+        counters, now_s = self.counters, ask.now_s
         counters.arrived += 1
         one, decode = placement.prefilling, placement.decode
         prefill = one.reuse.backlog
@@ -233,7 +231,9 @@ class Scheduler:
             decode.add(rid, now_s, hold_s, placement.landed_s + hold_s)
         else:
             decode.add(rid, placement.landed_s, hold_s, placement.slot_s + hold_s)
-        self._placed[rid] = _Placed(prefill, decode)
+        placed = self._placed[rid] = _Placed(prefill, decode)
+        if self._placer.several:
+            placed.crossing = self._placer.crossing(ask, placement)
 
     def _dispatch(self, rid: str, ask: Ask, placement: Placement) -> ev.Dispatch:
         one = placement.prefilling
@@ -396,3 +396,5 @@ def _land(placed: _Placed) -> None:
     if not placed.landed:
         placed.prefill.held -= 1
         placed.landed = True
+        if placed.crossing is not None:
+            placed.crossing.land()

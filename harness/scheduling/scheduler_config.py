@@ -11,7 +11,7 @@ A PD cluster has decode instances, a PrfaaS cluster has none and a link of its o
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.core import Instance, ScenarioError
@@ -36,6 +36,14 @@ class Link:
     kv_delay_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """T_decode of a full batch and BS_max of one decode instance."""
+
+    step_s: float
+    max_batch: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """``prefill_s``: by hardware name, (new_tokens, cached_tokens) -> seconds. ``moved_bytes``:
@@ -43,7 +51,9 @@ class SchedulerConfig:
     ``max_tokens``: the longest prompt that is planned for. ``link_silence_s``: a link on which for
     so long nothing moved of what waits, or nothing was heard, is down. ``threshold_tokens`` is
     required for balancing by threshold where both kinds of cluster prefill, and has no effect
-    elsewhere.
+    elsewhere. ``ingress_bytes_per_s``: what may enter each PD cluster from outside, where there are
+    several clusters of a kind. ``more_decoding``: by hardware, of PD clusters that decode on
+    another than the first one.
     """
 
     instances: tuple[Instance, ...]
@@ -61,6 +71,8 @@ class SchedulerConfig:
     max_tokens: int
     link_silence_s: float
     retry_after_s: float = 1.0
+    ingress_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    more_decoding: Mapping[str, Decoding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         prefills = [i for i in self.instances if i.role == "prefill"]
@@ -68,7 +80,7 @@ class SchedulerConfig:
             raise ScenarioError("the deployment has no prefill instance; give it at least one")
         if not any(i.role == "decode" for i in self.instances):
             raise ScenarioError("the deployment has no decode instance; give it at least one")
-        if self.decode_max_batch < 1:
+        if min(self.decoding(i.hardware).max_batch for i in self.instances) < 1:
             raise ScenarioError("decode_max_batch is below 1: no request could ever decode")
         if self.policy == "threshold" and self.threshold_tokens is None:
             raise ScenarioError("two clusters prefill: threshold_tokens must say which gets what")
@@ -76,6 +88,11 @@ class SchedulerConfig:
             raise ScenarioError(f"no prefill profile for hardware {', '.join(sorted(missing))}")
         if missing := {i.cluster for i in prefills} - set(self.pd_clusters) - set(self.links):
             raise ScenarioError(f"no link for the PrfaaS cluster {', '.join(sorted(missing))}")
+
+    def decoding(self, hardware: str) -> Decoding:
+        """Of a decode instance of some hardware."""
+        first = Decoding(self.decode_step_s, self.decode_max_batch)
+        return self.more_decoding.get(hardware, first)
 
     @property
     def pd_clusters(self) -> tuple[str, ...]:

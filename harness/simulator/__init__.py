@@ -3,12 +3,17 @@
 The serving model of the emulated engine:
 
 * The gateway hands a request to its prefill instance at once, a hop out later across the link.
-* A prefill instance serves one request at a time, first come first served, for T_prefill.
-* KV leaves over ``harness.kv_path``: one path for the whole link, shared by all that crosses it and
-  followed by a hop back; inside the PD cluster one path per sending instance at the fabric's rate.
+* A prefill instance serves one request at a time, first come first served, for T_prefill; with
+  ``serving.prefill_batch_tokens`` or ``chunk_tokens`` in steps (``simulator.prefill_steps``).
+* KV leaves over ``harness.kv_path``: one path for the whole link of a PrfaaS cluster, shared by all
+  that crosses it and followed by a hop back; inside a PD cluster one path per sending instance at
+  the fabric's rate. Where more than the link's rate bounds what crosses (a cap of each flow,
+  pacing, loss, what may enter a PD cluster) links are shared fairly (``simulator.fair_links``).
 * ``push_then_admit``: the decode instance grants slots in the order in which KV lands;
   ``reserve_first``: in the order of dispatch, and the request joins the prefill queue only then.
-  A slot is held until (output_tokens - 1) steps after decoding began.
+  A slot is held until (output_tokens - 1) steps after decoding began, each as long as that of a
+  full batch or, with ``serving.decode_steps = "by_batch"``, as the batch that runs
+  (``simulator.decode_steps``). With ``serving.decode_memory`` it comes with room for the KV.
 * The first token reaches the gateway when the slot is granted (``ttft_source = "decode"``) or at
   the end of prefill, a hop back later across the link (``"prefill"``).
 * A request that has no slot ``admission_deadline_s`` after it asked for one fails; one that the
@@ -17,19 +22,23 @@ The serving model of the emulated engine:
 A hop out is the delay of the link from near to far, where the gateway and PD are and where PrfaaS
 is; a hop back that from far to near, the way KV and answers go.
 
-Of the link's changes during a run its rates and outages are followed: an outage, which is every
-packet lost in either direction, is a rate of 0, and a dispatch across it arrives when it is over.
-What would have to wait for ever fails at the request timeout. Delays stay as they start.
+The link's changes during a run are followed: an outage, which is every packet lost in either
+direction, is a rate of 0, and a dispatch across it arrives when it is over. What would have to wait
+for ever fails at the request timeout. They are the first PrfaaS cluster's: further links stay.
 
 With a prefix cache every instance has its pool (``harness.simulator.prefixes``): the true hit is
 looked up when a prefill begins, what lies elsewhere in the cluster is fetched first, and only what
 the decoding cluster does not hold is sent. A prefix that is copied between clusters takes its way
 over the link, from near to far over a path of its own, before the request joins the prefill queue.
 
+Requests come as scheduled, or in a closed loop as others end (``harness.simulator.closed``).
+Instances die, come back and are slow by schedule (``harness.simulator.faults``); a request that is
+placed again waits, until its last placement, in ``gateway_s``.
+
 What the scheduler is told beside that (``harness.simulator.pulse``): each control period what the
 link carries, and a tick; changes of the pools, ``cache_staleness_s`` late.
 
-Not modelled: jitter and loss of the link, protocol overhead, time spent in gateway and workers.
+Not modelled: jitter of the link, protocol overhead, time spent in gateway and workers.
 
 With ``ttft_source = "decode"``, and with hop = the hop out where the route crosses, else 0:
 
@@ -81,4 +90,4 @@ def simulate(
         profiles,
         scenario.model.architecture,
     )
-    return Run(scenario, config, schedule, transfer=transfer, sink=sink).run()
+    return Run(scenario, config, schedule, deployment_name, transfer=transfer, sink=sink).run()

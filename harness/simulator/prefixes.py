@@ -9,12 +9,13 @@ pinned at its holder meanwhile. All of it is taken when the prefill begins, or t
 
 from collections.abc import Callable, Sequence
 
-from harness.block_keys import block_keys_of_hash_ids
+from harness.block_keys import block_keys_of_hash_ids, own_keys
 from harness.core import Request, ScenarioError
 from harness.engine.memory import Memory
 from harness.engine.prefixes import Hit, Prefixes, Run
 from harness.prefix_pool import PoolGeometry
 from harness.scenario import Scenario
+from harness.schedule import Schedule
 from harness.scheduling import events as ev
 from harness.scheduling.scheduler_config import SchedulerConfig
 from harness.simulator.costs import input_tokens
@@ -33,6 +34,7 @@ class Pools:
     ) -> None:
         self._config = config
         self._changed = changed
+        self._schedule = schedule
         architecture = scenario.model.architecture
         geometry = PoolGeometry.of(architecture, scenario.prefix_cache)
         self._block_tokens = geometry.block_tokens
@@ -62,10 +64,15 @@ class Pools:
                 "give it more."
             )
 
-    def keys(self, request: Request) -> tuple[int, ...]:
-        return block_keys_of_hash_ids(
-            request.hash_ids, request.input_tokens, self._block_tokens, request.index
-        )
+    def keys(self, number: int, tokens: int) -> Sequence[int]:
+        """Of the request in this place of the schedule, which has so many tokens."""
+        schedule = self._schedule
+        if isinstance(schedule, Schedule) and schedule.chains is None:
+            return own_keys(int(schedule.indexes[number]), tokens // self._block_tokens)
+        request = schedule[number]
+        if not request.hash_ids:
+            return own_keys(request.index, tokens // self._block_tokens)
+        return block_keys_of_hash_ids(request.hash_ids, tokens, self._block_tokens, request.index)
 
     def begin(self, live: Live, now_s: float) -> bool:
         """Find what there is of the prompt and take what the request needs; False, and nothing is
@@ -92,41 +99,45 @@ class Pools:
         live.resident_tokens = run.tokens
         fetch_s = self._cluster_of[near.name].fetch_s(run.tokens, run.own_tokens)
         live.resident_s = now_s + fetch_s if run.tokens > run.own_tokens else 0.0
-        live.holders = (hit.holder, run.holder)
+        live.holders = (hit.holder, run.holder if run.tokens else None)
         return True
 
     def _pin(self, rid: str, keys: Sequence[int], own: Memory, hit: Hit, run: Run) -> None:
-        own.pool.acquire(rid, keys, hit.own_tokens)
+        if hit.own_tokens:
+            own.pool.acquire(rid, keys, hit.own_tokens)
         if hit.holder is not None:
             hit.holder.pool.acquire(f"{rid}/fetch", keys, hit.cached_tokens)
-        run.holder.pool.acquire(f"{rid}/resident", keys, run.tokens)
+        if run.tokens:
+            run.holder.pool.acquire(f"{rid}/resident", keys, run.tokens)
 
     def _unpin(self, rid: str, own: Memory, hit: Hit, run: Run) -> None:
         own.pool.release(rid)
         if hit.holder is not None:
             hit.holder.pool.release(f"{rid}/fetch")
-        run.holder.pool.release(f"{rid}/resident")
+        if run.tokens:
+            run.holder.pool.release(f"{rid}/resident")
 
     def fetched(self, live: Live, _now_s: float) -> None:
         """The prefix that lay elsewhere has come; it is kept here too."""
+        if live.gone:
+            return
         rid, own = live.rid, self._memories[live.prefill.name]
         own.pool.receive(rid, live.keys, live.cached_tokens, state=True)
         self._give_back_fetch(live)
         self._changed(own.name)
 
     def _give_back_fetch(self, live: Live) -> None:
-        holder, _ = live.holders
+        holder, resident = live.holders
         if holder is not None:
             holder.pool.release(f"{live.rid}/fetch")
+            live.holders = (None, resident)
 
     def prefilled(self, live: Live) -> None:
         """What was computed is kept; the rest of a block stays until it is sent."""
         rid, tokens = live.rid, live.input_tokens
         pool = self._memories[live.prefill.name].pool
-        pool.close_transfer(rid)
         full = tokens // self._block_tokens * self._block_tokens
-        opened = pool.open_transfer(rid, self._config.moved_bytes(tokens, full))
-        assert opened, "a part of what was set aside fits"
+        pool.shrink_transfer(rid, self._config.moved_bytes(tokens, full))
         pool.insert(rid, live.keys, tokens)
         self._changed(live.prefill.name)
 
@@ -142,12 +153,17 @@ class Pools:
         self._changed(live.decode.name)
 
     def _give_back_resident(self, live: Live) -> None:
-        _, holder = live.holders
+        fetched, holder = live.holders
         if holder is not None:
             holder.pool.release(f"{live.rid}/resident")
+            live.holders = (fetched, None)
 
     def ended(self, live: Live) -> None:
         """Give back all that the request still has, whatever became of it."""
+        if live.landed and live.holders == (None, None):
+            # All but its place in the decode instance's cache was given back by then.
+            self._memories[live.decode.name].pool.release(live.rid)
+            return
         self._give_back_fetch(live)
         self._give_back_resident(live)
         self._leave(live.prefill.name, live.rid)
@@ -189,23 +205,31 @@ class Pools:
         to.release(name)
         self._changed(copy.destination)
 
+    def lose(self, name: str) -> None:
+        """The instance has died: its pool is empty, whoever had pinned something there."""
+        self._memories[name].pool.lose()
+
     def delta(self, name: str) -> ev.CacheDelta | None:
         """What has changed in a pool since it was last asked for."""
-        found = self._memories[name].pool.take_delta()
+        found = self._memories[name].pool.take_changes()
         if found is None:
             return None
+        seq, changes = found
         return ev.CacheDelta(
             name,
-            found.seq,
-            found.added_blocks,
-            found.removed_blocks,
-            found.added_states,
-            found.removed_states,
+            seq,
+            (),
+            (),
+            changes.added_states,
+            changes.removed_states,
+            changes.added,
+            changes.removed,
         )
 
     def snapshot(self, name: str) -> ev.CacheSnapshot:
         """All that a pool holds, as of its last delta."""
-        return ev.CacheSnapshot(name, *self._memories[name].pool.snapshot())
+        seq, runs, states = self._memories[name].pool.snapshot_runs()
+        return ev.CacheSnapshot(name, seq, (), states, runs)
 
     def check_nothing_is_left(self) -> None:
         """After the last request nothing is pinned or in transfer, and every block is accounted

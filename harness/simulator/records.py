@@ -12,6 +12,7 @@ from msgspec import field as struct_field
 from harness.core import Instance, Outcome, Role, Route
 from harness.engine.memory import Memory
 from harness.kv_path import KvPath
+from harness.scheduling.events import CopyPrefix
 from harness.utilisation import Utilisation
 
 FloatArray = npt.NDArray[np.float64]
@@ -45,6 +46,9 @@ class SimulatedRequest:
     cached_tokens: int = 0
     fetched_tokens: int = 0
     resident_tokens: int = 0
+    #: Placements after the first, and how long after the planned send the last one was.
+    retries: int = 0
+    gateway_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class Live(Struct, gc=False):
     service_s: float
     hop_s: float
     back_s: float
-    keys: tuple[int, ...] = ()
+    keys: Sequence[int] = ()
     fetch_s: float = 0.0
     cached_tokens: int = 0
     fetched_tokens: int = 0
@@ -125,12 +129,30 @@ class Live(Struct, gc=False):
     granted_s: float = 0.0
     asked_slot_s: float = 0.0
     second_s: float = 0.0
+    #: Of the decode instance's memory; 0 where that is not counted.
+    blocks: int = 0
+    #: New tokens that are computed, and tokens of the prompt whose growing KV is sent or resident.
+    computed_tokens: int = 0
+    sent_tokens: int = 0
+    #: Pieces of KV sent before the last part over a link that is shared fairly.
+    pieces: int = 0
     #: Who holds what is fetched, and what need not be sent.
     holders: tuple[Memory | None, Memory | None] = (None, None)
     started: bool = False
     prefilled: bool = False
     landed: bool = False
     has_slot: bool = False
+    #: When it was placed last, and how often before; ``gone``: an instance's death took it away.
+    placed_s: float = 0.0
+    retries: int = 0
+    gone: bool = False
+    #: A prefix on its way across the link.
+    copy: CopyPrefix | None = None
+
+    @property
+    def key(self) -> int:
+        """Another one for each placement; a schedule has at most a million requests."""
+        return self.number + (self.retries << 20)
 
     @property
     def prefill(self) -> Instance:
@@ -150,7 +172,13 @@ class PrefillQueue(Struct):
 
 
 class DecodeQueue(Struct):
-    """A decode instance: its free slots, and who waits for one."""
+    """A decode instance: its free slots and blocks of memory, and who waits for them."""
 
     free: int
     queue: deque[Live] = struct_field(default_factory=deque)
+    #: 0 where memory is not counted, and no request takes any.
+    free_blocks: int = 0
+
+    def fits(self, live: Live) -> bool:
+        """Whether there is room for a request."""
+        return self.free > 0 and live.blocks <= self.free_blocks

@@ -38,7 +38,9 @@ FIELDS = (
     "granted_s",
     "first_s",
     "second_s",
-    "finish_s",
+    "left_s",
+    "placed_s",
+    "retries",
 )
 Row = tuple[float, ...]
 #: Where a request failed, by its code; 0 is of those that completed.
@@ -50,13 +52,14 @@ PHASES: tuple[str | None, ...] = (
     "transfer",
     "prefill",
     "decode",
+    "instance_down",
 )
 PHASE_CODES = {name: code for code, name in enumerate(PHASES) if name is not None}
 NO_ROUTE = -1
 _AT = {name: place for place, name in enumerate(FIELDS)}
 _DURATIONS: dict[str, Callable[["SimulatedRows"], FloatArray]] = {
     "prefill_queue_s": lambda of: (
-        of.column("start_s") - (of.column("planned_s") + of.column("hop_s"))
+        of.column("start_s") - (of.column("placed_s") + of.column("hop_s"))
     ),
     "prefill_s": lambda of: of.column("service_s"),
     "transfer_s": lambda of: of.column("landed_s") - of.column("end_s") + of.column("hop_s"),
@@ -65,6 +68,7 @@ _DURATIONS: dict[str, Callable[["SimulatedRows"], FloatArray]] = {
     "ttft_s": lambda of: of.column("first_s") - of.column("planned_s"),
     "time_to_second_token_s": lambda of: of.column("second_s") - of.column("planned_s"),
     "e2e_s": lambda of: of.column("finish_s") - of.column("planned_s"),
+    "gateway_s": lambda of: of.column("placed_s") - of.column("planned_s"),
 }
 
 
@@ -117,6 +121,8 @@ class SimulatedRows(Sequence[SimulatedRequest]):
         request has none. # [requests]"""
         if name in _AT:
             return self._matrix[:, _AT[name]]
+        if name == "finish_s":
+            return _finish_s(self)
         return _DURATIONS[name](self)
 
     def whole(self, name: str) -> IntArray:
@@ -143,11 +149,12 @@ class SimulatedRows(Sequence[SimulatedRequest]):
         cached_tokens: float,
         fetched_tokens: float,
         resident_tokens: float,
+        retries: float,
         *durations_s: float,
     ) -> SimulatedRequest:
         request = self.schedule[int(number)]
         outcome: Outcome = "failed" if phase else "completed"
-        queue_s, prefill_s, transfer_s, admission_s, first_s, ttft_s, second_s, e2e_s = (
+        queue_s, prefill_s, transfer_s, admission_s, first_s, ttft_s, second_s, e2e_s, gateway_s = (
             None if math.isnan(one) else one for one in durations_s
         )
         return SimulatedRequest(
@@ -171,10 +178,17 @@ class SimulatedRows(Sequence[SimulatedRequest]):
             cached_tokens=int(cached_tokens),
             fetched_tokens=int(fetched_tokens),
             resident_tokens=int(resident_tokens),
+            retries=int(retries),
+            gateway_s=gateway_s,
         )
 
 
-_WHOLE = ("kv_bytes", "cached_tokens", "fetched_tokens", "resident_tokens")
+def _finish_s(rows: SimulatedRows) -> FloatArray:
+    """When decoding was over, of those that completed. # [requests]"""
+    return np.where(rows.column("phase") > 0, math.nan, rows.column("left_s"))
+
+
+_WHOLE = ("kv_bytes", "cached_tokens", "fetched_tokens", "resident_tokens", "retries")
 
 #: Takes the rows of a block as they are made, in the order in which requests ended.
 Sink = Callable[[SimulatedRows], None]
@@ -247,9 +261,9 @@ class RowWriter:
 def ended_row(live: Live, phase: int, now_s: float, route: int, *, from_prefill: bool) -> Row:
     """What is told of a placed request that ends now, in the order of ``FIELDS``."""
     started, prefilled, landed, nan = live.started, live.prefilled, live.landed, math.nan
-    first_s = second_s = finish_s = granted_s = nan
+    first_s = second_s = granted_s = nan
     if not phase:
-        granted_s, finish_s = live.granted_s, now_s
+        granted_s = live.granted_s
         first_s = live.end_s + live.back_s if from_prefill else granted_s
         if live.output_tokens > 1:
             second_s = live.second_s
@@ -270,11 +284,16 @@ def ended_row(live: Live, phase: int, now_s: float, route: int, *, from_prefill:
         granted_s,
         first_s,
         second_s,
-        finish_s,
+        now_s,
+        live.placed_s,
+        live.retries,
     )
 
 
-def rejected_row(number: int, now_s: float) -> Row:
-    """Of one that was refused at once."""
-    nothing = (math.nan,) * 8
-    return (number, PHASE_CODES["rejected"], NO_ROUTE, math.nan, 0, 0, 0, now_s, 0.0, *nothing)
+def rejected_row(number: int, planned_s: float, now_s: float, retries: int) -> Row:
+    """Of one that was refused, at once or when it was to be placed again."""
+    nothing, nan = (math.nan,) * 7, math.nan
+    code = PHASE_CODES["rejected"]
+    return (
+        number, code, NO_ROUTE, nan, 0, 0, 0, planned_s, 0.0, *nothing, now_s, now_s, retries
+    )  # fmt: skip

@@ -22,10 +22,12 @@ from harness.summary.frames import (
 from harness.summary.lengths import LENGTH_BINS, length_bins, length_edges, prefill_errors
 from harness.summary.service import SLO_RELATIVE, SLO_WALL_S, TPOT_SLO_SHARE, meets_slo
 from harness.summary.shared import Shared, share_out
+from harness.summary.ttft import QUANTILES
 from harness.summary.work import concurrency, instance_busy_s, phase_spans_s, service_ends_s
 
 __all__ = [
     "LENGTH_BINS",
+    "QUANTILES",
     "SLO_RELATIVE",
     "SLO_WALL_S",
     "TPOT_SLO_SHARE",

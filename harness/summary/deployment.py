@@ -8,7 +8,8 @@ import pandas as pd
 
 from harness.core import BUDGET_TERMS, Request
 from harness.record.run_directory import DeploymentModel, Manifest
-from harness.statistics import nearest_rank
+from harness.schedule import Schedule
+from harness.statistics import Floats, nearest_rank
 from harness.summary.frames import completed, finite, floats, mean, present
 from harness.summary.lengths import by_length
 from harness.summary.service import good, rates, steady_figures, whole_run_s
@@ -21,7 +22,7 @@ def summarise(
     frame: pd.DataFrame,
     name: str,
     manifest: Manifest,
-    schedule: tuple[Request, ...],
+    schedule: Sequence[Request],
     shared: Shared,
 ) -> dict[str, Any]:
     """Every figure of one deployment; ``frame`` holds its rows of the requests table."""
@@ -29,7 +30,7 @@ def summarise(
     outcomes = frame["outcome"].value_counts()
     cells = [cell for cell in manifest.deployments if cell.deployment == name]
     model = manifest.models.get(name, DeploymentModel())
-    last_planned_s = max((request.planned_s for request in schedule), default=0.0)
+    last_planned_s = float(_planned_s(schedule).max(initial=0.0))
     steady = steady_figures(frame, shared.windows[name], cells, manifest)
     kept = good(frame, manifest.scenario.get("slo", {}), manifest.time_scale)
     return {
@@ -61,9 +62,16 @@ def summarise(
 
 def arrival_rate(schedule: Sequence[Request]) -> float | None:
     """Planned arrivals a second, n - 1 gaps over their span; None where they span no time."""
-    planned_s = [request.planned_s for request in schedule]
-    span_s = max(planned_s, default=0.0) - min(planned_s, default=0.0)
+    planned_s = _planned_s(schedule)
+    span_s = float(planned_s.max() - planned_s.min()) if len(planned_s) else 0.0
     return (len(planned_s) - 1) / span_s if span_s > 0 else None
+
+
+def _planned_s(schedule: Sequence[Request]) -> Floats:
+    """Of every request; a column of a ``Schedule``. # [requests]"""
+    if isinstance(schedule, Schedule):
+        return schedule.planned_s
+    return np.array([request.planned_s for request in schedule], np.float64)
 
 
 def residual_over_bound(

@@ -94,14 +94,17 @@ def phase_spans_s(
     """When each request of a cell was where, scenario seconds since the load's start; NaN: unknown.
 
     ``in_flight`` is from the planned send to the end, whether it completed or failed. A slot that
-    was reserved before KV landed counts from the landing.
+    was reserved before KV landed counts from the landing. Where no raw instants are known, as of a
+    simulation, they follow from the durations.
     """
+    spans = {"in_flight": (planned_instants_s(frame, time_scale), floats(frame, "end_s"))}
+    if not {one for names in PHASES.values() for one in names} <= set(frame.columns):
+        return spans | _spans_by_duration(frame)
     start_ns = np.nan if cell.start_mono_ns is None else float(cell.start_mono_ns)
 
     def at_s(column: str) -> Floats:
         return (floats(frame, column) - start_ns) / 1e9 * time_scale
 
-    spans = {"in_flight": (planned_instants_s(frame, time_scale), floats(frame, "end_s"))}
     landed_s = at_s("landed_mono_ns")
     for phase, (enters, leaves) in PHASES.items():
         begin_s, end_s = at_s(enters), at_s(leaves)
@@ -109,6 +112,19 @@ def phase_spans_s(
             begin_s = np.fmax(begin_s, landed_s)
         spans[phase] = begin_s, end_s
     return spans
+
+
+def _spans_by_duration(frame: pd.DataFrame) -> dict[str, tuple[Floats, Floats]]:
+    start_s, end_s = floats(frame, "prefill_start_s"), floats(frame, "prefill_end_s")
+    granted_s = floats(frame, "granted_s")
+    landed_s = granted_s - np.fmax(floats(frame, "decode_admission_s"), 0.0)
+    return {
+        "prefill_queue": (start_s - floats(frame, "prefill_queue_s"), start_s),
+        "prefill": (start_s, end_s),
+        "transfer": (end_s, landed_s),
+        "decode_admission": (landed_s, granted_s),
+        "decode": (np.fmax(granted_s, landed_s), floats(frame, "decode_end_s")),
+    }
 
 
 def concurrency(

@@ -233,6 +233,11 @@ def prompt_ids_text(body: GenerateBody) -> bytes:
     return canonical(body.input_ids) if body.input_ids else _byte_ids(body.text or "")
 
 
+def prompt_ids(body: GenerateBody) -> list[int]:
+    """The ids of a body's prompt, which ``prompt_of`` has found to be valid."""
+    return msgspec.json.decode(prompt_ids_text(body), type=list[int])
+
+
 def _byte_ids(text: str) -> bytes:
     return encode(list(text.encode("utf-8", "surrogatepass")))
 

@@ -22,7 +22,7 @@ from harness.profile_file import ProfileSource
 from harness.record.run_directory import Cell, RunDirectory
 from harness.scenario import Scenario
 from harness.scheduling.config import Policy, decode_batch, decode_step_s, policy_of
-from harness.testbed import sglang
+from harness.testbed import reference, sglang
 from harness.testbed.children import Child, Children
 from harness.testbed.loading import Loading, LoadResult, Progress
 from harness.transport.socket_options import MAX_BDP_BYTES
@@ -107,14 +107,16 @@ class LocalTestbed:
     def _open_workers(
         self, by_cluster: dict[str, list[Instance]], instances: tuple[Instance, ...]
     ) -> list[WorkerAddress]:
-        """The emulated engine: a process a cluster, which then learn where KV goes."""
+        """Engines of our own: a process a cluster, which then learn where KV goes."""
         workers = {
             cluster: self._start_worker(cluster, members)
             for cluster, members in by_cluster.items()
             if members
         }
+        computes = self._scenario.engine.reference
+        patience_s = READY_TIMEOUT_S if computes is None else computes.ready_timeout_s
         ready = {
-            cluster: self._children.wait_for(worker, "ready", READY_TIMEOUT_S)
+            cluster: self._children.wait_for(worker, "ready", patience_s)
             for cluster, worker in workers.items()
         }
         self.tcp = {cluster: answer["tcp"] for cluster, answer in ready.items()}
@@ -225,6 +227,8 @@ class LocalTestbed:
             convertible=scenario.scheduling.role_conversion and cluster == PD,
             decode_step_s=decode_step_s(scenario, self._deployment),
             decode_max_batch=decode_batch(scenario, self._deployment),
+            decode_steps=scenario.serving.decode_steps,
+            decode_memory_bytes=scenario.serving.decode_memory_bytes,
             transfer_deadline_wall_s=self._timeout_wall_s(),
             sample_period_wall_s=SAMPLE_PERIOD_WALL_S,
             max_connections=bounds["max_connections"],
@@ -233,6 +237,8 @@ class LocalTestbed:
             api_key=self.worker_key,
             engines_spool=self._spool("engines"),
             link_spool=self._spool("link"),
+            reference=scenario.engine.reference,
+            context_tokens=reference.context_tokens(scenario),
         )
         name = f"worker-{cluster}"
         child = self._start(name, site, ["-m", "harness.engine"])
@@ -269,9 +275,12 @@ class LocalTestbed:
 
     def _start(self, name: str, site: Site, arguments: list[str]) -> Child:
         rank = 0
-        if self._scenario.testbed.realtime and sys.platform == "linux":
+        is_worker = name.startswith("worker")
+        # A worker that computes would keep the machine from all others.
+        computes = is_worker and self._scenario.engine.reference is not None
+        if self._scenario.testbed.realtime and sys.platform == "linux" and not computes:
             # Downstream first: what is nearest to the first token must not wait for new arrivals.
-            rank = 2 if name.startswith("worker") else 1
+            rank = 2 if is_worker else 1
         return self._children.start(name, site.popen, arguments, self._log(name), EngineError, rank)
 
     def _start_gateway(self, workers: list[WorkerAddress]) -> Child:

@@ -93,6 +93,11 @@ def _faults(scenario: Scenario) -> list[tuple[str, str]]:
             scenario.prefix_cache.enabled,
             "its servers tell no changes of their caches to the gateway; set it to false",
         ),
+        (
+            "serving.decode_memory",
+            scenario.serving.decode_memory_bytes is not None,
+            "a server has the memory that it is launched with; leave it out",
+        ),
         ("gateway.prefill_queue_timeout", timeouts.prefill_queue_s is not None, silent),
         ("gateway.prefill_timeout", timeouts.prefill_s is not None, silent),
         ("gateway.transfer_timeout", timeouts.transfer_s is not None, silent),

@@ -1,6 +1,7 @@
-"""What a scenario says that neither the equations nor the simulator take in, in words.
+"""What a scenario says that the equations do not take in, in words.
 
-Both know a link by its rate and its delays, and capacity by what a stage does while it is busy.
+They know a link by its rate and its delays, and capacity by what a stage does while it is busy. A
+simulation takes in more of it (``harness.simulator``): each sentence says what it leaves out too.
 Who reads a throughput or a TTFT has to know what else the scenario asked for.
 """
 
@@ -24,28 +25,30 @@ def _of_the_link(scenario: Scenario) -> list[str]:
     if cap is not None:
         connections = scenario.transport.connections
         told.append(
-            f"link.per_flow_cap is not in Lambda_max or TTFT, which take the whole link.rate of "
-            f"{_gbit(link.rate_bytes_per_s)} for a transfer: its {connections} connections carry "
-            f"at most {_gbit(min(connections * cap, link.rate_bytes_per_s))}."
+            f"link.per_flow_cap is not in Lambda_max or TTFT, which, unlike a simulation, take the "
+            f"whole link.rate of {_gbit(link.rate_bytes_per_s)} for a transfer: its "
+            f"{connections} connections carry at most "
+            f"{_gbit(min(connections * cap, link.rate_bytes_per_s))}."
         )
     pacing = scenario.transport.pacing_bytes_per_s
     if pacing is not None and pacing < link.rate_bytes_per_s:
         told.append(
-            f"transport.pacing is not in Lambda_max or TTFT, which let a transfer use the whole "
-            f"link.rate of {_gbit(link.rate_bytes_per_s)}: an instance sends another at most "
-            f"{_gbit(pacing)}."
+            f"transport.pacing is not in Lambda_max or TTFT, which, unlike a simulation, let a "
+            f"transfer use the whole link.rate of {_gbit(link.rate_bytes_per_s)}: an instance "
+            f"sends another at most {_gbit(pacing)}."
         )
     ways = (link.near_to_far, link.far_to_near)
     if impaired := [name for name, has in _IMPAIRMENTS.items() if any(has(way) for way in ways)]:
         told.append(
             f"{', '.join(f'link.{name}' for name in impaired)}: not in Lambda_max or TTFT, which "
-            "take a link that delivers at its rate, in order, after its delay; what TCP makes of "
-            "the real one only a live run shows."
+            "take a link that delivers at its rate, in order, after its delay; a simulation knows "
+            "what loss leaves of a connection's rate, and what else TCP makes of the real one only "
+            "a live run shows."
         )
     if scenario.link_schedule is not None:
         told.append(
             "the link's changes during a run are not in Lambda_max or a planned TTFT, which take "
-            "it as it starts; a simulation follows its rates and outages."
+            "it as it starts; a simulation follows them."
         )
     return told
 

@@ -94,7 +94,8 @@ class Transfer:
         self._pool, self._offer = pool, offer
         self._loop = asyncio.get_running_loop()
         self._ack_timeout_s, self._on_layer = ack_timeout_s, on_layer
-        self._unsent_layers = {k for k, length in enumerate(offer.layer_bytes) if length > 0}
+        #: Of each layer that is not handed over whole, where the rest of it begins.
+        self._unsent_layers = {k: 0 for k, length in enumerate(offer.layer_bytes) if length > 0}
         self._pieces: deque[tuple[int, int, memoryview]] = deque()  # layer, offset, bytes to go
         self._again: deque[Chunk] = deque()
         self._asking = False
@@ -128,24 +129,21 @@ class Transfer:
         raised, or ``on_layer`` has said that this layer has arrived. A layer of no bytes need not
         be handed over.
         """
-        view = memoryview(data).cast("B")
         self._raise_failure()
+        view = memoryview(data).cast("B")
         with self._pool.lock:
-            if self._failure is not None:
-                return  # between the two lines; the next call raises it
-            if not 0 <= layer < len(self.layer_bytes):
-                raise self._error(f"layer {layer} of {len(self.layer_bytes)}")
-            if len(view) != self.layer_bytes[layer]:
+            if self._failure is None and self._offered(layer) != len(view):
                 raise self._error(
                     f"layer {layer} has {len(view)} bytes; {self.layer_bytes[layer]} were offered"
                 )
-            if not len(view):
-                return
-            if layer not in self._unsent_layers:
-                raise self._error(f"layer {layer} was handed over twice")
-            self._unsent_layers.discard(layer)
-            self._pieces.append((layer, 0, view))
-            self._pool.enqueue(self, len(view))
+            self._hand_over(layer, 0, view)
+
+    def send_part(self, layer: int, offset: int, data: Buffer) -> None:
+        """Hand over a part of a layer, as ``send_layer`` does a whole one. Parts come in the order
+        in which they lie; the last one ends with the layer."""
+        self._raise_failure()
+        with self._pool.lock:
+            self._hand_over(layer, offset, memoryview(data).cast("B"))
 
     async def finish(self, meta: bytes = b"", deadline_mono_s: float | None = None) -> Receipt:
         """Wait for the receiver's acknowledgement that every byte arrived with a right checksum."""
@@ -287,6 +285,29 @@ class Transfer:
             self._end()
 
     # Internal, with the lock held
+
+    def _offered(self, layer: int) -> int:
+        """Bytes of a layer."""
+        if not 0 <= layer < len(self.layer_bytes):
+            raise self._error(f"layer {layer} of {len(self.layer_bytes)}")
+        return self.layer_bytes[layer]
+
+    def _hand_over(self, layer: int, offset: int, view: memoryview) -> None:
+        if self._failure is not None or not len(view):
+            return  # it failed since it was looked at; the next call raises it
+        size, end = self._offered(layer), offset + len(view)
+        if layer not in self._unsent_layers:
+            raise self._error(f"layer {layer} was handed over twice")
+        if offset != self._unsent_layers[layer] or end > size:
+            raise self._error(
+                f"bytes {offset} to {end} of layer {layer} were handed over; of its {size} those "
+                f"from {self._unsent_layers[layer]} on come next"
+            )
+        self._unsent_layers[layer] = end
+        if end == size:
+            del self._unsent_layers[layer]
+        self._pieces.append((layer, offset, view))
+        self._pool.enqueue(self, len(view))
 
     def _next_chunk(self, most_bytes: int) -> Chunk:
         """As much as is ready, over the ends of layers: small layers do not make small frames.

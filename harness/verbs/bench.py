@@ -70,10 +70,11 @@ def _add_keep_plan(parser: argparse.ArgumentParser) -> None:
 def _prepared(options: argparse.Namespace) -> "Prepared":
     """The scenario that the options describe, scheduled, modelled and simulated."""
     from harness.gateway.prompts import load_tokenizer
-    from harness.preparation import prepare, replan
+    from harness.preparation import prepare, refuse_several_clusters, replan
     from harness.scenario import check_emulation
 
     scenario = chosen_scenario(options)
+    refuse_several_clusters(scenario)
     check_emulation(scenario)
     if scenario.engine.sglang is not None:
         from harness.engine_traffic import check_sharding
@@ -82,6 +83,10 @@ def _prepared(options: argparse.Namespace) -> "Prepared":
         refuse_remote(scenario)
         check_sharding(scenario)
         check_sglang(scenario)
+    if scenario.engine.reference is not None:
+        from harness.testbed.reference import check_reference
+
+        check_reference(scenario)
     if scenario.gateway.tokenizer is not None:
         load_tokenizer(str(scenario.gateway.tokenizer))
     notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core import ScenarioError
 from harness.verbs.output import check_output_folder
+from harness.verbs.profile_reference import add_reference, reference_target
 
 if TYPE_CHECKING:
     from harness.profiler.asked import Settings
@@ -61,6 +62,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--capture", action="store_true", help="also when KV is released")
     how.add_argument("--seed", type=int, default=1, metavar="N")
     how.add_argument("--request-timeout", default="10min", metavar="TIME")
+    add_reference(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.set_defaults(call=_measure)
 
@@ -113,7 +115,7 @@ def _chosen(options: argparse.Namespace) -> tuple[Opening, "Settings"]:
     if sum(chosen) != 1:
         raise ScenarioError(
             "Say what is to be measured: --url of a server, --prefill-url and --decode-url of a "
-            "pair, or --engine emulated with --scenario."
+            "pair, --engine emulated with --scenario, or --engine reference with --compute."
         )
     if options.engine is not None:
         return ENGINES[options.engine](options)
@@ -197,9 +199,17 @@ def _emulated(options: argparse.Namespace) -> tuple[Opening, "Settings"]:
     return lambda: emulated_pair(given, timeout_s), settings
 
 
+def _reference(options: argparse.Namespace) -> tuple[Opening, "Settings"]:
+    """A worker of our own that computes."""
+    slo_s = None if options.slo_tpot is None else _duration_s("slo-tpot", options.slo_tpot)
+    timeout_s = _duration_s("request-timeout", options.request_timeout)
+    return reference_target(options, _how(options), slo_s, timeout_s)
+
+
 #: Engines that are started to be measured.
 ENGINES: dict[str, Callable[[argparse.Namespace], tuple[Opening, "Settings"]]] = {
     "emulated": _emulated,
+    "reference": _reference,
 }
 
 

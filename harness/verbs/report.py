@@ -45,6 +45,7 @@ def print_verdict(run: "RunDirectory", *, as_json: bool) -> None:
         return
     document = json.loads(text)
     Console().print(verdict_table(document))
+    what = "cut short" if document["verdict"] == "simulated" else "not supported"
     for reason in document["reasons"]:
-        print(f"not supported: {reason}")
+        print(f"{what}: {reason}")
     print(f"report: {run.report_path}")

@@ -4,16 +4,17 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.verbs.output import check_output_folder
 from harness.verbs.scenario import add_scenario, chosen_scenario
+from harness.verbs.simulate_search import add_search, is_search, search
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
+    from harness.simulation_run import SimulationRun
     from harness.simulator import Sink
 
 #: Options that stand for a key of the scenario.
@@ -47,6 +48,7 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
         metavar="DIR",
         help="write a run directory with requests.parquet, which has a live run's columns",
     )
+    add_search(parser)
     parser.set_defaults(call=_simulate)
 
 
@@ -63,16 +65,22 @@ def _simulate(options: argparse.Namespace) -> int:
     begun_s = time.monotonic()
     if options.runs is not None:
         check_output_folder(options.runs, "--runs")
+    searching = is_search(options)
     options.set += _settings(options)
     scenario = chosen_scenario(options)
     notes: tuple[str, ...] = ()
     if options.trace is not None and not options.keep_plan:
         scenario, notes = replan(scenario)
+    if searching:
+        return search(options, scenario)
     with ExitStack() as stack:
-        sinks = _sinks(scenario, options.runs, stack)
+        run = _run(scenario, options.runs, stack)
+        sinks = _nowhere if run is None else run.sink
         prepared = prepare(scenario, notes, transfer=not options.no_transfer, sinks=sinks)
-    document = simulation_document(prepared)
-    document["wall_s"] = time.monotonic() - begun_s
+        document = simulation_document(prepared)
+        document["wall_s"] = time.monotonic() - begun_s
+        if run is not None:
+            run.conclude(prepared, document)
     for note in document["notes"]:
         print(note, file=sys.stderr)
     if options.json:
@@ -84,10 +92,17 @@ def _simulate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sinks(scenario: "Scenario", runs: Path | None, stack: ExitStack) -> "Callable[[str], Sink]":
-    """Where the rows of each deployment go: into a table, or nowhere once they are counted."""
+def _run(scenario: "Scenario", runs: Path | None, stack: ExitStack) -> "SimulationRun | None":
+    """The run directory, where one is wanted."""
     if runs is None:
-        return lambda _name: lambda _rows: None
+        return None
     from harness.simulation_run import SimulationRun
 
-    return stack.enter_context(SimulationRun(runs, scenario)).sink
+    run = stack.enter_context(SimulationRun(runs, scenario))
+    print(f"run: {run.run.path} (`prfaas report` makes a report of it)", file=sys.stderr)
+    return run
+
+
+def _nowhere(_deployment: str) -> "Sink":
+    """Rows that nobody wants once they are counted."""
+    return lambda _rows: None

@@ -195,7 +195,7 @@ def _prefill(view: View) -> Iterator[str]:
 
 def _simulation(view: View) -> Iterator[str]:
     if not len(view.done) or concurrency(view.manifest) is not None:
-        return  # the simulator is told when requests leave; of a closed loop nobody knows before
+        return  # in a closed loop what is late makes the next one late: nothing is the same request
     yield from _named(
         view.done[view.done["modelled_ttft_s"].isna()], "were not simulated", some="requests"
     )

@@ -1,4 +1,7 @@
-"""Judges a run: every gate of every deployment, and ``verdict.json``."""
+"""Judges a run: every gate of every deployment, and ``verdict.json``.
+
+A simulated run is not judged: its document says ``simulated`` and holds its figures.
+"""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -7,16 +10,18 @@ from typing import Any, Literal
 from harness import real_engine
 from harness.record.run_directory import Manifest, RunDirectory, json_bytes, write_atomically
 from harness.record.tables import read_table
-from harness.summary import compare, residual_over_bound, share_out, summarise
+from harness.summary import Shared, compare, residual_over_bound, share_out, summarise
+from harness.verdict import simulated
 from harness.verdict.gates import GATES, Gates, View, accounts
 from harness.verdict.notes import missed_slo, overheads, run_notes
 
-Supported = Literal["supported", "not_supported"]
+Supported = Literal["supported", "not_supported", "simulated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``deployments`` holds the figures by name; ``ratios`` compares them with the first one."""
+    """``deployments`` holds the figures by name; ``ratios`` compares them with the first one.
+    ``simulated`` is no verdict; its ``reasons`` say why it is not of the whole schedule."""
 
     verdict: Supported
     reasons: tuple[str, ...]
@@ -24,22 +29,54 @@ class Verdict:
     deployments: dict[str, dict[str, Any]]
     ratios: dict[str, dict[str, Any]] = field(default_factory=dict)
     blocks: dict[str, Any] = field(default_factory=dict)
-    gates: Gates = field(default_factory=Gates)
+    gates: Gates | None = field(default_factory=Gates)
 
     @property
     def exit_status(self) -> int:
-        return 0 if self.verdict == "supported" else 1
+        return 0 if self.verdict != "not_supported" and not self.reasons else 1
 
 
 def judge(run: RunDirectory, gates: Gates | None = None) -> Verdict:
     """Judge the run by its tables and manifest, and write ``verdict.json``."""
     bounds = gates or Gates()
-    manifest, schedule = run.read_manifest(), run.read_schedule()
+    manifest = run.read_manifest()
+    verdict = (
+        _simulated(run, manifest) if manifest.kind == "simulated" else _live(run, manifest, bounds)
+    )
+    write_atomically(run.verdict_path, json_bytes(document(run, manifest, verdict)))
+    return verdict
+
+
+def _simulated(run: RunDirectory, manifest: Manifest) -> Verdict:
+    requests = simulated.read_requests(run)
+    summaries, ratios, shared = simulated.figures(requests, manifest)
+    return Verdict(
+        "simulated",
+        tuple(simulated.reasons(requests, manifest)),
+        manifest.notes,
+        summaries,
+        ratios,
+        _blocks(shared),
+        None,
+    )
+
+
+def _blocks(shared: Shared) -> dict[str, Any]:
+    blocks = shared.blocks
+    return {
+        "length_requests": blocks.length,
+        "resamples": 0 if blocks.starts is None else len(blocks.starts),
+        "quantile_resamples": shared.quantile_resamples,
+        "reason": blocks.reason,
+    }
+
+
+def _live(run: RunDirectory, manifest: Manifest, bounds: Gates) -> Verdict:
+    schedule = run.read_schedule()
     requests, engines = read_table(run, "requests"), read_table(run, "engines")
     is_real = real_engine.is_real(manifest)
     names = manifest.deployment_names()
     shared = share_out(requests, manifest, len(schedule))
-    blocks = shared.blocks
     reasons, notes = [*_run_reasons(manifest)], [*run_notes(run, manifest)]
     summaries: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -57,24 +94,17 @@ def judge(run: RunDirectory, gates: Gates | None = None) -> Verdict:
         for gate in GATES if manifest.status == "finished" else (accounts,):
             reasons += [f"{name}: {reason}" for reason in gate(view)]
         notes += [f"{name}: {note}" for note in (*overheads(view), *missed_slo(view))]
-    if is_real and manifest.status == "finished":
+    if real_engine.computes(manifest) and manifest.status == "finished":
         reasons += real_engine.token_reasons(requests, names)
-    verdict = Verdict(
+    return Verdict(
         "not_supported" if reasons else "supported",
         tuple(reasons),
         tuple(notes),
         summaries,
         compare(requests, names, shared),
-        {
-            "length_requests": blocks.length,
-            "resamples": 0 if blocks.starts is None else len(blocks.starts),
-            "quantile_resamples": shared.quantile_resamples,
-            "reason": blocks.reason,
-        },
+        _blocks(shared),
         bounds,
     )
-    write_atomically(run.verdict_path, json_bytes(document(run, manifest, verdict)))
-    return verdict
 
 
 def document(run: RunDirectory, manifest: Manifest, verdict: Verdict) -> dict[str, Any]:
@@ -91,7 +121,7 @@ def document(run: RunDirectory, manifest: Manifest, verdict: Verdict) -> dict[st
         "deployments": verdict.deployments,
         "ratios": verdict.ratios,
         "bootstrap_blocks": verdict.blocks,
-        "gates": asdict(verdict.gates),
+        "gates": None if verdict.gates is None else asdict(verdict.gates),
     }
 
 

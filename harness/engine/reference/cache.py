@@ -95,6 +95,12 @@ class Cache:
             for layer in config.layers
         ]
 
+    def layer_capacity_bytes(self, layer: int) -> int:
+        """The most that one slot's layer can hold."""
+        one = self.layers[layer]
+        parts = one.states if one.kv is None else [one.kv]
+        return sum(part[0].numel() * part.element_size() for part in parts)
+
     def clear(self, slot: int) -> None:
         """Make a slot ready for another sequence."""
         self.lengths[slot] = 0
