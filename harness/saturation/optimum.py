@@ -129,16 +129,6 @@ def _result(
     interval: Interval,
     tried: Sequence[PlanTried],
 ) -> Optimum:
-    answer: Answer = "no_difference_proven"
-    if not tried:
-        answer = "nothing_to_choose"
-    elif best == plan_of(formula):
-        answer = "same_plan"
-    elif interval.low is not None and interval.high is not None:
-        if interval.high < 1:
-            answer = "better"
-        elif interval.low > 1:
-            answer = "worse"
     old, new, ratio = figures
     return Optimum(
         formula.name,
@@ -149,9 +139,22 @@ def _result(
         new,
         ratio,
         interval,
-        answer,
+        answer_of(tried, best == plan_of(formula), interval),
         tuple(tried),
     )
+
+
+def answer_of(tried: Sequence[PlanTried], same: bool, interval: Interval) -> Answer:
+    """What may be said of the plan found: ``interval`` is of its P90 over the formula's."""
+    if not tried:
+        return "nothing_to_choose"
+    if same:
+        return "same_plan"
+    if interval.low is None or interval.high is None:
+        return "no_difference_proven"
+    if interval.high < 1:
+        return "better"
+    return "worse" if interval.low > 1 else "no_difference_proven"
 
 
 class _Plans:
