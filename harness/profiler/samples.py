@@ -144,7 +144,7 @@ class SampleFile:
     def _read_table(self) -> list[Sample]:
         try:
             # Arrow's own file: its threads may outlive one of Python's when the process ends.
-            with pa.OSFile(str(self.table_path)) as file:
+            with pa.OSFile(str(self.table_path), "rb") as file:
                 table = pq.read_table(file)
         except (OSError, pa.ArrowException) as error:
             raise ScenarioError(f"cannot read {self.table_path}: {error}") from error

@@ -319,7 +319,7 @@ def _read_arrow(
     try:
         # By an open file, since a folder of that name would be read as a data set; by Arrow's own,
         # since its threads may still hold one of Python's when the interpreter ends.
-        with pa.OSFile(str(path)) as file, pq.ParquetFile(file) as table_file:
+        with pa.OSFile(str(path), "rb") as file, pq.ParquetFile(file) as table_file:
             found = table_file.schema_arrow
             table = table_file.read(None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
