@@ -100,7 +100,8 @@ def ray(session: nox.Session) -> None:
 
 @nox.session(name="sglang-cpu", venv_backend="none")
 def sglang_cpu(session: nox.Session) -> None:
-    """Real SGLang servers without a GPU, in an environment that is kept: [pytest options]."""
+    """Real SGLang servers without a GPU, and the reference engine in torch, in an environment that
+    is kept: [pytest options]."""
     if sys.version_info[:2] != SGLANG_PYTHON:
         asked, here = (
             ".".join(map(str, version[:2])) for version in (SGLANG_PYTHON, sys.version_info)
@@ -117,12 +118,16 @@ def sglang_cpu(session: nox.Session) -> None:
         external=True,
     )  # fmt: skip
     session.run(python, "-c", NO_CUDA, external=True)
-    tests = sorted(str(path) for path in Path("tests").glob("test_sglang*.py"))
+    tests = sorted(str(p) for kind in ("sglang", "reference") for p in _tests_of(kind))
     # Several servers start at once, so no two files side by side.
     session.run(
-        python, "-m", "pytest", "-m", "sglang", *tests, *session.posargs,
+        python, "-m", "pytest", "-m", "sglang or torch", *tests, *session.posargs,
         external=True, env={"PRFAAS_REQUIRE_SGLANG": "1"},
     )  # fmt: skip
+
+
+def _tests_of(kind: str) -> list[Path]:
+    return list(Path("tests").glob(f"test_{kind}*.py"))
 
 
 def _sglang_environment(session: nox.Session) -> str:
