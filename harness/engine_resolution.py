@@ -45,15 +45,7 @@ def resolve_engine(
     if table.kind == "reference":
         return Engine("reference", None, _reference(table, where, folder, architecture))
     if table.kind == "emulated":
-        # Said outright, it rehearses on emulated engines what is written for real ones.
-        if "kind" not in table.model_fields_set and table.model_fields_set:
-            given = next(key for key in type(table).model_fields if key in table.model_fields_set)
-            why = (
-                'the emulated engine has no such thing; set engine.kind = "sglang" for real servers, '
-                '"reference" for a model in torch'
-            )
-            raise wrong(f"engine.{given}", where, why)
-        return Engine("emulated", None)
+        return Engine("emulated", None)  # said outright, it rehearses what is for real ones
     instances = {i.name: i for one in deployments.values() for i in one.instances()}
     attach = _attached(table, where, instances)
     if table.model_path is None and len(attach) < len(instances):
@@ -87,8 +79,16 @@ def resolve_engine(
 
 
 def _check_keys(table: EngineTable, where: str) -> None:
-    """Keys that the kind of engine does not have."""
+    """Refuse keys that the kind of engine does not have. An emulated engine that is asked for by
+    its kind may have those of others: it rehearses what is written for them."""
     if table.kind == "emulated":
+        if "kind" not in table.model_fields_set and table.model_fields_set:
+            given = next(key for key in type(table).model_fields if key in table.model_fields_set)
+            why = (
+                'the emulated engine has no such thing; set engine.kind = "sglang" for real '
+                'servers, "reference" for a model in torch'
+            )
+            raise wrong(f"engine.{given}", where, why)
         return
     others = _OF_REFERENCE if table.kind == "sglang" else _OF_SGLANG
     for key in type(table).model_fields:

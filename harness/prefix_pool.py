@@ -199,6 +199,15 @@ class PrefixPool:
                         self._keep_state(lease, key)
         return cached * self._block_tokens
 
+    def fitting(self, rid: str, keys: Sequence[int], tokens: int) -> int:
+        """Of the first ``tokens``, those that ``insert`` would surely find room for now."""
+        blocks = self._full_blocks(keys, tokens)
+        present = self._store.held(keys, blocks)
+        lease = self._leases.get(rid, _Lease())
+        spare = self._state_blocks if self._stateful else 0
+        room = self._room_blocks - (present - lease.blocks) - spare
+        return min(blocks, present + max(0, room)) * self._block_tokens
+
     def receive(self, rid: str, keys: Sequence[int], tokens: int, *, state: bool) -> int:
         """Like ``insert`` for KV that came from elsewhere: all blocks of the first ``tokens`` that
         have room, and with ``state`` the one state that came along, which is of that length."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import EngineError, Instance, ScenarioError
-from harness.engine.reference import require_torch
+from harness.engine.reference import require_device
 from harness.engine.sglang.doctor import sglang_finding
 from harness.engine.sglang.probe import ask_interpreter
 from harness.engine_resolution import check_model
@@ -109,7 +109,7 @@ def _of_our_own(scenario: Scenario) -> Finding:
         return Finding("engine", "ok", "emulated: no GPU, no model files")
     found = f"reference: {reference.dtype} on {reference.device}"
     try:
-        require_torch()
+        require_device(reference.device, "engine.device")
     except EngineError as error:
         return Finding("engine", "missing", found, str(error), "pip install 'prfaas-bench[torch]'")
     return Finding("engine", "ok", found)

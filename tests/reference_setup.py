@@ -123,14 +123,15 @@ class Alone:
     def __init__(self, model: Tiny) -> None:
         torch.set_num_threads(1)
         self._config = chosen_model(model.settings, model.architecture)
+        self._chunk_tokens = model.settings.chunk_tokens
         self._model = Model(self._config, random_weights(self._config, model.settings.seed))
 
     def answer(self, prompt: Sequence[int], output_tokens: int) -> tuple[list[int], float]:
         """Greedy tokens, and the least margin between the two likeliest ones."""
-        cache = Cache(self._config, 1, CONTEXT)
+        cache = Cache(self._config, 1, len(prompt) + output_tokens)
         read: list[Tensor] = []
-        for start in range(0, len(prompt), CHUNK):
-            logits = self._model.prefill(prompt[start : start + CHUNK], cache, 0)
+        for start in range(0, len(prompt), self._chunk_tokens):
+            logits = self._model.prefill(prompt[start : start + self._chunk_tokens], cache, 0)
         read.append(logits[None])
         tokens = greedy(read[0])
         while len(tokens) < output_tokens:
@@ -144,7 +145,7 @@ class Alone:
         seed = 1000 * number
         while True:
             draw = random.Random(seed)
-            prompt = [draw.randrange(VOCAB) for _ in range(tokens)]
+            prompt = [draw.randrange(self._config.vocab_size) for _ in range(tokens)]
             if self.answer(prompt, output_tokens)[1] > LEAST_MARGIN:
                 return tuple(prompt)
             seed += 1

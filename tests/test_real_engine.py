@@ -138,6 +138,11 @@ def test_terms_that_no_server_tells_are_named_and_the_rest_is_judged() -> None:
     assert list(real_engine.notes(requests(), manifest())) == []
 
 
-@pytest.mark.parametrize(("kind", "real"), [("sglang", True), ("emulated", False)])
-def test_only_servers_that_are_not_ours_are_real(kind: str, real: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "real", "computes"),
+    [("sglang", True, True), ("reference", False, True), ("emulated", False, False)],
+)
+def test_only_servers_that_are_not_ours_are_real(kind: str, real: bool, computes: bool) -> None:
+    """Tokens are compared of all that compute."""
     assert real_engine.is_real(manifest(kind)) is real
+    assert real_engine.computes(manifest(kind)) is computes

@@ -13,11 +13,17 @@ from harness.transport.socket_options import (
     settle_tcp,
 )
 
+#: How long a thread that computes may keep the event loop waiting; Python's own is 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+
 
 async def work() -> None:
     """Serve until stdin ends."""
     orders = await open_orders()
     config = await read_config(orders, EngineConfig)
+    if config.reference is not None:
+        # Threads that compute hold the interpreter between kernels; the loop waits for its turn.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
     # A network of the run's own is set so that no pause or earlier connection decides how fast KV
     # is sent; one that others use too is left as it is, and recorded.
     tcp = settle_tcp()[1] if config.own_network else kernel_tcp()

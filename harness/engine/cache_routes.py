@@ -69,7 +69,8 @@ Body = TypeVar("Body", ExpectPrefix, ForgetPrefix, CopyPrefix)
 
 
 class CacheRoutes:
-    """Of one instance. ``tasks`` outlive their request and end with the worker."""
+    """Of one instance. ``tasks`` outlive their request and end with the worker. Without ``copies``
+    an instance neither sends nor takes prefixes: what it holds are tensors."""
 
     def __init__(
         self,
@@ -80,8 +81,10 @@ class CacheRoutes:
         route: Callable[[str], tuple[str, int]],
         tasks: set[asyncio.Task[None]],
         patience_s: float,
+        *,
+        copies: bool = True,
     ) -> None:
-        self._cache, self._kv = cache, kv
+        self._cache, self._kv, self._copies = cache, kv, copies
         self._sender, self._receiver = sender, receiver
         self._route, self._tasks, self._patience_s = route, tasks, patience_s
         #: Copies that are expected, by room.
@@ -90,6 +93,8 @@ class CacheRoutes:
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/cache_deltas", self._deltas)
         app.router.add_get("/cache_snapshot", self._snapshot)
+        if not self._copies:
+            return
         app.router.add_post("/expect_prefix", self._expect)
         app.router.add_post("/forget_prefix", self._forget)
         app.router.add_post("/copy_prefix", self._copy)

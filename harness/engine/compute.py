@@ -1,4 +1,4 @@
-"""What computes behind the KV ends: planned time (``emulated``) or a model in torch (``reference``).
+"""What computes behind the KV ends: planned time (``emulated``) or a model in torch.
 
 A prefill backend takes a prompt, hands over each layer's bytes when they are final, tells the first
 token, and leaves the bytes as they are until the job is released. A decode backend takes the KV
@@ -8,8 +8,9 @@ that landed and then gives tokens. Both serve many requests and tell how busy th
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from harness.prefix_pool import PrefixPool
 from harness.surface.generate import PrefillSpan
 from harness.transport.receiver import Received
 
@@ -56,7 +57,7 @@ class PrefillJob:
 
     ``begin`` says what there is to do; None: all of the prompt is computed. ``shares`` is when of
     its compute each layer is final, 0 to 1 and ascending; empty: evenly spaced. ``digest`` is a
-    hash of the prompt, whose ids ``read_ids`` gives.
+    hash of the prompt, whose ids ``read_ids`` gives and whose full blocks have ``keys``.
     """
 
     tokens: int
@@ -68,11 +69,28 @@ class PrefillJob:
     begin: Begin | None = None
     shares: Sequence[float] = ()
     digest: int = 0
+    keys: Sequence[int] = ()
     read_ids: Callable[[], Sequence[int]] = _no_ids
     on_token: Callable[[int], None] = _unheard
     done: asyncio.Future[PrefillSpan] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+
+async def begun(job: PrefillJob, prefill_s: Callable[[int, int], float]) -> Work | None:
+    """What the job takes; None when its request ended while it waited for room."""
+    if job.begin is None:
+        return Work(prefill_s(job.tokens, 0))
+    beginning = asyncio.create_task(job.begin(prefill_s))
+    try:
+        either: set[asyncio.Future[Any]] = {beginning, job.done}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        beginning.cancel()
+    await asyncio.gather(beginning, return_exceptions=True)
+    if job.done.done() or beginning.cancelled():
+        return None
+    return beginning.result()
 
 
 class PrefillBackend(Protocol):
@@ -90,14 +108,18 @@ class PrefillBackend(Protocol):
     async def prefill(self, job: PrefillJob) -> PrefillSpan:
         """Serve ``job`` in its turn. Cancelling the caller ends it between two layers."""
 
+    def keep(self, job: PrefillJob, pool: PrefixPool) -> None:
+        """The pool has just decided what is kept of a job that has been computed."""
+
     def release(self, job: PrefillJob) -> None:
         """The job's pieces are not read any more; said once of each job, whatever became of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A prompt whose KV has landed; growing KV of its first ``resident_tokens`` lay there before.
-    ``got`` holds the rest, and may be released after ``DecodeBackend.place``."""
+    """A prompt whose KV has landed. Growing KV of its first ``resident_tokens`` lay there before
+    and is what ``DecodeBackend.resident`` found; ``got`` holds the rest, and may be released after
+    ``DecodeBackend.place``. ``keys`` are of the full blocks that may be kept."""
 
     tokens: int
     output_tokens: int
@@ -105,6 +127,7 @@ class Arrival:
     first_token: int
     got: Received
     resident_tokens: int = 0
+    resident: object = None
     keys: Sequence[int] = ()
 
 
@@ -123,6 +146,9 @@ class Placed(Protocol):
     ) -> float:
         """Call ``emit(total)`` as tokens come; gives the worst lateness in wall seconds. The slot
         is released at the end, whatever happens."""
+
+    def keep(self, pool: PrefixPool) -> None:
+        """The pool has just decided what is kept of the prompt; before anything is decoded."""
 
     def drop(self) -> None:
         """It is not decoded; whoever granted the slot releases it."""
@@ -151,6 +177,10 @@ class DecodeBackend(Protocol):
 
     async def until(self, mono_ns: int) -> None:
         """Return at a planned instant."""
+
+    def resident(self, keys: Sequence[int], tokens: int) -> object:
+        """What lies in the cluster of a prompt's beginning, for ``place``, whatever is evicted
+        meanwhile."""
 
     async def place(self, arrival: Arrival) -> Placed:
         """Take the KV of a request that has been granted a slot."""

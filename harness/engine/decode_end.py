@@ -41,7 +41,7 @@ class _Landing:
     """One request's use of the cache while its KV comes and is decoded from."""
 
     def __init__(self, cache: Cache, keys: Sequence[int], tokens: int, stack: ExitStack) -> None:
-        self._cache, self._keys, self._tokens, self._stack = cache, keys, tokens, stack
+        self._cache, self.keys, self._tokens, self._stack = cache, keys, tokens, stack
         self._lease = stack.enter_context(cache.memory.lease())
         self._fetching: Lease | None = None
         self.resident_tokens = 0
@@ -51,18 +51,18 @@ class _Landing:
     async def make_room(self, deadline_s: float, time_scale: float) -> None:
         """Room for what will come; what is resident is known and pinned afterwards."""
         memory, prefixes = self._cache.memory, self._cache.prefixes
-        own_tokens = prefixes.longest_run(memory, self._keys, self._tokens).own_tokens
-        self._lease.acquire(self._keys, own_tokens)
+        own_tokens = prefixes.longest_run(memory, self.keys, self._tokens).own_tokens
+        self._lease.acquire(self.keys, own_tokens)
         nbytes = prefixes.architecture.moved_bytes(self._tokens, own_tokens)
         await self._lease.reserve(nbytes, deadline_s)
-        run = prefixes.longest_run(memory, self._keys, self._tokens)
+        run = prefixes.longest_run(memory, self.keys, self._tokens)
         self.resident_tokens = run.tokens
         if run.holder is memory and run.tokens > own_tokens:  # what others have left here meanwhile
             kept = self._stack.enter_context(memory.lease())
-            kept.acquire(self._keys, run.tokens)
+            kept.acquire(self.keys, run.tokens)
         if run.holder is not memory:
             self._fetching = self._stack.enter_context(run.holder.lease())
-            self._fetching.acquire(self._keys, run.tokens)
+            self._fetching.acquire(self.keys, run.tokens)
             fetch_s = prefixes.fetch_s(run.tokens, run.own_tokens) / time_scale
             self.fetched_mono_ns = time.monotonic_ns() + round(fetch_s * 1e9)
 
@@ -75,9 +75,9 @@ class _Landing:
         """The transfer's memory is given back; full blocks are kept. The state that came is of the
         whole prompt, so it can be used again only where that ends with a block."""
         block_tokens = self._cache.memory.pool.geometry.block_tokens
-        full_tokens = len(self._keys) * block_tokens
+        full_tokens = len(self.keys) * block_tokens
         self._lease.end_transfer()
-        self._lease.receive(self._keys, full_tokens, state=full_tokens == self._tokens)
+        self._lease.receive(self.keys, full_tokens, state=full_tokens == self._tokens)
 
 
 class DecodeEnd:
@@ -143,41 +143,23 @@ class DecodeEnd:
         try:
             got = await self._take(body, prompt.tokens, landing)
             try:
-                landed_ns = got.last_byte_mono_ns
-                if landing is not None and landing.fetched_mono_ns > landed_ns:
-                    landed_ns = landing.fetched_mono_ns
-                    await self._engine.until(landed_ns)
-                span = DecodeSpan(
-                    received_mono_ns=received_ns,
-                    landed_mono_ns=landed_ns,
-                    granted_mono_ns=landed_ns,
-                    first_written_mono_ns=0,
-                    end_mono_ns=None,
-                    kv_wire_bytes_received=got.payload_bytes,
-                    kv_layers=got.layers,
-                    cached_tokens=int.from_bytes(got.meta[4:], "little"),
-                    late_s=0.0,
-                )
+                span = await self._landed(got, received_ns, landing)
+                resident: object = None
                 if landing is not None:
+                    resident = self._engine.resident(landing.keys, landing.resident_tokens)
                     landing.landed()
-                    span.resident_tokens = landing.resident_tokens
                 if reserved_ns is None:
-                    span.granted_mono_ns = reserved_ns = await self._admit(landed_ns, tokens)
-                placed = await self._engine.place(
-                    Arrival(
-                        prompt.tokens,
-                        body.sampling_params.max_new_tokens,
-                        prompt.digest,
-                        int.from_bytes(got.meta[:4], "little"),
-                        got,
-                        span.resident_tokens,
-                    )
-                )
+                    reserved_ns = await self._admit(span.landed_mono_ns, tokens)
+                    span.granted_mono_ns = reserved_ns
+                arrival = _arrival(body, prompt, got, landing, resident)
+                placed = await self._engine.place(arrival)
             finally:
                 # The transfer-cache blocks are given back once the KV has its place.
                 got.release()
             if landing is not None:
+                assert self._cache is not None, "landing is of a cache"
                 landing.placed()
+                placed.keep(self._cache.memory.pool)
         except BaseException:
             if placed is not None:
                 placed.drop()
@@ -185,6 +167,29 @@ class DecodeEnd:
                 self._engine.slots.release(time.monotonic_ns(), tokens)
             raise
         await self._stream(body, prompt, placed, span, send)
+
+    async def _landed(
+        self, got: Received, received_ns: int, landing: _Landing | None
+    ) -> DecodeSpan:
+        """What is known of a request whose KV is there, what its cluster had of it too."""
+        landed_ns, resident_tokens = got.last_byte_mono_ns, 0
+        if landing is not None:
+            resident_tokens = landing.resident_tokens
+            if landing.fetched_mono_ns > landed_ns:
+                landed_ns = landing.fetched_mono_ns
+                await self._engine.until(landed_ns)
+        return DecodeSpan(
+            received_mono_ns=received_ns,
+            landed_mono_ns=landed_ns,
+            granted_mono_ns=landed_ns,
+            first_written_mono_ns=0,
+            end_mono_ns=None,
+            kv_wire_bytes_received=got.payload_bytes,
+            kv_layers=got.layers,
+            cached_tokens=int.from_bytes(got.meta[4:], "little"),
+            late_s=0.0,
+            resident_tokens=resident_tokens,
+        )
 
     async def _take(self, body: GenerateBody, tokens: int, landing: _Landing | None) -> Received:
         """The room's KV, whole and of the right size; to be released."""
@@ -231,9 +236,7 @@ class DecodeEnd:
                 await asyncio.sleep(0)  # the event loop writes at the end of a turn
                 span.first_written_mono_ns = time.monotonic_ns()
 
-        span.late_s = await placed.decode(
-            span.granted_mono_ns, output_tokens, emit, prompt.tokens
-        )
+        span.late_s = await placed.decode(span.granted_mono_ns, output_tokens, emit, prompt.tokens)
         span.end_mono_ns = time.monotonic_ns()
         meta = MetaInfo(
             id=body.rid or "",
@@ -281,3 +284,22 @@ class DecodeEnd:
             raise TransportError(
                 f"room {room}: the prefill instance at {bootstrap} is not reachable: {error}"
             ) from error
+
+
+def _arrival(
+    body: GenerateBody,
+    prompt: Prompt,
+    got: Received,
+    landing: _Landing | None,
+    resident: object,
+) -> Arrival:
+    return Arrival(
+        prompt.tokens,
+        body.sampling_params.max_new_tokens,
+        prompt.digest,
+        int.from_bytes(got.meta[:4], "little"),
+        got,
+        0 if landing is None else landing.resident_tokens,
+        resident,
+        () if landing is None else landing.keys,
+    )

@@ -19,17 +19,17 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from harness.architecture import Architecture, wire_layer_bytes
 from harness.core import PrfaasError
-from harness.engine.compute import Arrival, Piece, PrefillJob, Work
+from harness.engine.compute import Arrival, Piece, PrefillJob, begun
 from harness.engine.noise import Noise
 from harness.engine.timeline import Alarm
 from harness.kv_blocks import KvBlocks
+from harness.prefix_pool import PrefixPool
 from harness.profile import Profile
 from harness.surface.generate import PrefillSpan
 
@@ -73,15 +73,27 @@ class KvBytes:
 class EmulatedPlace:
     """A request in a slot of an emulated decode instance."""
 
-    decode: Callable[[int, int, Callable[[int], Awaitable[None]], int], Awaitable[float]]
+    start: Callable[[int, int, Callable[[int], Awaitable[None]], int], Awaitable[float]]
     digest: int
     first_token: int
+
+    async def decode(
+        self,
+        granted_mono_ns: int,
+        output_tokens: int,
+        emit: Callable[[int], Awaitable[None]],
+        context_tokens: int,
+    ) -> float:
+        return await self.start(granted_mono_ns, output_tokens, emit, context_tokens)
 
     def tokens(self, start: int, end: int) -> list[int]:
         tokens = [token_at(self.digest, position) for position in range(start, end)]
         if start == 0:
             tokens[0] = self.first_token
         return tokens
+
+    def keep(self, pool: PrefixPool) -> None:
+        """The pool's word is all there is."""
 
     def drop(self) -> None:
         """There is nothing to give back."""
@@ -129,6 +141,9 @@ class EmulatedPrefill:
                 self._queue.remove(job)
             raise
 
+    def keep(self, job: PrefillJob, pool: PrefixPool) -> None:
+        """The pool's word is all there is."""
+
     def release(self, job: PrefillJob) -> None:
         """Its bytes are nobody's."""
 
@@ -150,7 +165,7 @@ class EmulatedPrefill:
                 job.done.set_result(span)
 
     async def _run(self, job: PrefillJob) -> PrefillSpan | None:
-        work = await self._begin(job)
+        work = await begun(job, self._profile.prefill_s)
         if work is None:
             return None
         fetch_s = work.fetch_s / self._time_scale
@@ -190,21 +205,6 @@ class EmulatedPrefill:
             fetched_tokens=work.fetched_tokens,
             layer_final_mono_ns=final_ns,
         )
-
-    async def _begin(self, job: PrefillJob) -> Work | None:
-        """What the job takes; None when its request ended while it waited for room."""
-        if job.begin is None:
-            return Work(self._profile.prefill_s(job.tokens))
-        beginning = asyncio.create_task(job.begin(self._profile.prefill_s))
-        try:
-            either: set[asyncio.Future[Any]] = {beginning, job.done}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            beginning.cancel()
-        await asyncio.gather(beginning, return_exceptions=True)
-        if job.done.done() or beginning.cancelled():
-            return None
-        return beginning.result()
 
 
 class Slots:
@@ -290,6 +290,9 @@ class EmulatedDecode:
     async def until(self, mono_ns: int) -> None:
         """Return at a planned instant."""
         await self._alarm.until(mono_ns)
+
+    def resident(self, keys: Sequence[int], tokens: int) -> None:
+        """Nothing lies anywhere."""
 
     async def place(self, arrival: Arrival) -> EmulatedPlace:
         """What was sent is nobody's, so nothing is kept of it."""

@@ -84,6 +84,10 @@ class Lease:
         if not self._ended:
             self._memory.pool.insert(self._name, keys, tokens)
 
+    def fitting(self, keys: Sequence[int], tokens: int) -> int:
+        """Of the first ``tokens``, those that ``insert`` would surely keep."""
+        return self._memory.pool.fitting(self._name, keys, tokens)
+
     def receive(self, keys: Sequence[int], tokens: int, *, state: bool) -> None:
         """Keep what came from elsewhere."""
         if not self._ended:

@@ -42,13 +42,26 @@ class _Computing:
     """One request's use of the cache while it is prefilled and sent."""
 
     def __init__(
-        self, cache: Cache, keys: Sequence[int], tokens: int, stack: ExitStack, deadline_s: float
+        self,
+        cache: Cache,
+        keys: Sequence[int],
+        tokens: int,
+        stack: ExitStack,
+        deadline_s: float,
+        *,
+        computes: bool = False,
     ) -> None:
+        self._computes = computes
         self._cache, self._keys, self._tokens = cache, keys, tokens
         self._stack, self._deadline_s = stack, deadline_s
         self._lease = stack.enter_context(cache.memory.lease())
         self._fetching: Lease | None = None
         self._hit: Hit | None = None
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """Of the prompt's full blocks."""
+        return self._keys
 
     @property
     def cached_tokens(self) -> int:
@@ -80,6 +93,18 @@ class _Computing:
         cache = self._cache
         return cache.prefixes.best_hit(cache.memory, self._keys, self._tokens, prefill_s)
 
+    def _kept_tokens(self, full_tokens: int) -> int:
+        """As far as there is room. A model's state is real at checkpoints and at the end alone, so
+        what does not fit as a whole ends at a checkpoint."""
+        assert self._hit is not None
+        if not self._computes:
+            return full_tokens  # as many as fit, with a state wherever they end
+        fitting = self._lease.fitting(self._keys, full_tokens)
+        if fitting == full_tokens:
+            return full_tokens
+        checkpoint_tokens = self._cache.memory.pool.geometry.checkpoint_tokens
+        return max(self._hit.cached_tokens, fitting // checkpoint_tokens * checkpoint_tokens)
+
     def computed(self) -> None:
         """All layers are final: the prefix is kept; the tail and the state are left to be sent."""
         assert self._hit is not None
@@ -88,7 +113,7 @@ class _Computing:
         tail_bytes = self._cache.prefixes.architecture.moved_bytes(self._tokens, full_tokens)
         self._lease.shrink(tail_bytes)
         self._lease.receive(self._keys, self._hit.cached_tokens, state=self._hit.holder is not None)
-        self._lease.insert(self._keys, full_tokens)
+        self._lease.insert(self._keys, self._kept_tokens(full_tokens))
         self._cache.memory.grant()
         if self._fetching is not None:
             self._fetching.end()
@@ -203,7 +228,10 @@ class PrefillEnd:
             if self._cache is not None:
                 keys = self._cache.keys(body)
                 deadline_s = self._config.transfer_deadline_wall_s
-                computing = _Computing(self._cache, keys, prompt.tokens, stack, deadline_s)
+                computes = self._config.reference is not None
+                computing = _Computing(
+                    self._cache, keys, prompt.tokens, stack, deadline_s, computes=computes
+                )
             if self._config.admission == "reserve_first":
                 await self._registered(registration, room)
             first_token: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -219,7 +247,9 @@ class PrefillEnd:
                 if not self._config.report_layers:
                     span.layer_final_mono_ns = []
                 if computing is not None:
+                    assert self._cache is not None, "computing is of a cache"
                     computing.computed()
+                    self._engine.keep(job, self._cache.memory.pool)
                 token = first_token.result()
                 await send(_prefill_chunk(body, prompt, "prefill_done", span, [token]))
                 receipt = await sending
@@ -231,9 +261,7 @@ class PrefillEnd:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
 
-    def _job(
-        self, push: _Push, body: GenerateBody, prompt: Prompt, received_ns: int
-    ) -> PrefillJob:
+    def _job(self, push: _Push, body: GenerateBody, prompt: Prompt, received_ns: int) -> PrefillJob:
         begin: Begin | None = None if push.computing is None else push.computing.begin
         return PrefillJob(
             tokens=push.tokens,
@@ -245,6 +273,7 @@ class PrefillEnd:
             begin=begin,
             shares=self._engine.release_shares(push.tokens, self._kv.layer_bytes(push.tokens)),
             digest=prompt.digest,
+            keys=() if push.computing is None else push.computing.keys,
             read_ids=lambda: prompt_ids(body),
             on_token=push.hear,
         )

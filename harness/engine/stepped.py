@@ -13,7 +13,7 @@ whose steps ``harness.simulator.decode_steps`` plans alike, and of a profiler's 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from harness.core import PrfaasError
 from harness.engine.compute import Arrival
@@ -62,6 +62,9 @@ class SteppedDecode:
     async def until(self, mono_ns: int) -> None:
         """Return at a planned instant."""
         await self._alarm.until(mono_ns)
+
+    def resident(self, keys: Sequence[int], tokens: int) -> None:
+        """As ``EmulatedDecode.resident``."""
 
     async def place(self, arrival: Arrival) -> EmulatedPlace:
         """As ``EmulatedDecode.place``."""

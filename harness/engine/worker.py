@@ -32,7 +32,7 @@ from harness.engine.metrics import EngineMetrics
 from harness.engine.noise import Noise
 from harness.engine.prefill_end import PrefillEnd
 from harness.engine.prefixes import Cache, Prefixes
-from harness.engine.reference import require_torch
+from harness.engine.reference import require_device
 from harness.engine.stepped import SteppedDecode
 from harness.engine.timeline import Alarm
 from harness.kv_blocks import KvBlocks
@@ -138,10 +138,11 @@ class Worker:
                 self._route,
                 tasks,
                 self._config.transfer_deadline_wall_s,
+                copies=self._reference is None,
             )
         about: dict[str, str | int] = {"engine": "emulated"}
         if self._reference is not None:
-            about = {"engine": "reference"} | self._reference.told()
+            about = {"engine": "reference", **self._reference.told()}
         front = Front(instance, routes, metrics, self._config.api_key, about)
         self.ports[config.name] = await serve_http(
             self._stack, front.application(), self._config.address, config.port, EngineError
@@ -156,10 +157,14 @@ class Worker:
         EngineError without torch."""
         if self._config.reference is None:
             return None
-        require_torch()
+        require_device(self._config.reference.device, "engine.device")
         from harness.engine.reference.engine import load_engine  # torch is no part of the base
 
-        return load_engine(self._config.reference, architecture, self._config.context_tokens)
+        config = self._config
+        names = [one.name for one in config.instances]
+        return load_engine(
+            self._config.reference, architecture, config.context_tokens, config.prefix_cache, names
+        )
 
     async def _prefill_end(self, instance: LiveInstance) -> PrefillEnd:
         config = self._config
@@ -169,7 +174,12 @@ class Worker:
     async def _prefill_engine(self, instance: LiveInstance) -> PrefillBackend:
         config = self._config
         if self._reference is not None:
-            computing = self._reference.prefill(instance.name, layerwise=config.layerwise)
+            profile = self._profiles.get(instance.hardware)
+            computing = self._reference.prefill(
+                instance.name,
+                layerwise=config.layerwise,
+                prefill_s=None if profile is None else profile.prefill_s,
+            )
             self._stack.callback(computing.close)
             await self._stack.enter_async_context(running(computing.serve()))
             return computing

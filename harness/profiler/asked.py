@@ -1,6 +1,6 @@
 """What a session is asked for, and which points that comes to on the engine it meets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Settings:
     noise_cv: float | None = None
     is_emulated: bool = False
     notes: str = ""
+    #: What is measured beside the points, at the end, and said in words.
+    measured_notes: Callable[[], Sequence[str]] = tuple
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,11 +1,17 @@
-"""A reference engine to profile: a worker process that computes, with a prefill and a decode instance.
+"""A reference engine to profile: a worker process that computes, a prefill and a decode instance.
 
-With ``ranks`` it is what one of so many tensor-parallel ranks holds: its heads, experts and slice of
-the dense networks, and its KV. Times of a rank hold no communication, and a profile says so.
+With ``ranks`` it is what one of so many tensor-parallel ranks holds: its heads, experts and slice
+of the dense networks, and its KV. Times of a rank hold no communication, and a profile says so.
+
+KV export is timed apart, without a model: a slot's layers go by the engine's own way (``outbox``)
+to memory that a transport reads, one after another, and
+
+    export rate = S_kv(tokens) / median time of all layers                              [bytes / s]
 """
 
 import asyncio
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,21 +33,24 @@ from harness.testbed.children import Children
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS, CHUNK_BYTES = 4, 1 << 20
+BLOCK_TOKENS, CACHED_PROMPTS = 64, 6
 _MAX_BUFFER_BYTES = 2**34
 NO_COMMUNICATION = (
-    "One of {ranks} tensor-parallel ranks on one device: what ranks say to each other is not in its "
-    "times."
+    "One of {ranks} tensor-parallel ranks on one device: what ranks say to each other is not in "
+    "its times."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What is profiled: ``architecture`` is the whole model's, ``settings`` what computes it."""
+    """What is profiled: ``architecture`` is the whole model's, ``settings`` what computes it.
+    ``keeps_prefixes``: with a cache, whose copies are then part of every prefill's time."""
 
     architecture: Architecture
     settings: Reference
     slots: int
     seed: int
+    keeps_prefixes: bool = False
 
     @property
     def context_tokens(self) -> int:
@@ -69,6 +78,24 @@ def rank_of(given: Computing, folder: Path) -> Computing:
 def model_of(given: Computing) -> ModelConfig:
     """As its worker computes it."""
     return chosen_model(given.settings, given.architecture)
+
+
+def export_note(given: Computing) -> str:
+    """The export's rate, at the longest prompt."""
+    from harness.engine.reference.export_rate import export_rate  # torch is no part of the base
+
+    config, tokens = model_of(given), given.context_tokens
+    rate = export_rate(config, given.architecture.kv_dtype, given.settings.device, tokens)
+    how = (
+        "by pinned memory"
+        if given.settings.device == "cuda"
+        else "growing KV is a view of the cache, windows and states are copied"
+    )
+    return (
+        f"KV export of {tokens:,} tokens: {rate.nbytes:,} bytes in {1e3 * rate.median_s:.3g} ms "
+        f"({rate.bytes_per_s / 1e9:.3g} GB/s, {1e3 * rate.least_s:.3g} to {1e3 * rate.most_s:.3g} "
+        f"ms), {how}"
+    )
 
 
 @asynccontextmanager
@@ -118,7 +145,7 @@ def _config(given: Computing, key: str, folder: Path) -> EngineConfig:
         pacing_bytes_per_s=None,
         bdp_bytes=1 << 20,
         fabric_bytes_per_s=1e12,
-        prefix_cache=PrefixCache(False, 64, 512, 2**30),
+        prefix_cache=_prefix_cache(given),
         convertible=False,
         decode_step_s=0.0,
         decode_max_batch=given.slots,
@@ -136,11 +163,20 @@ def _config(given: Computing, key: str, folder: Path) -> EngineConfig:
     )
 
 
+def _prefix_cache(given: Computing) -> PrefixCache:
+    """States where chunks end anyway, in blocks that divide a chunk; room for a few prompts."""
+    chunk_tokens = given.settings.chunk_tokens
+    block_tokens = math.gcd(chunk_tokens, BLOCK_TOKENS)
+    memory_bytes = CACHED_PROMPTS * given.architecture.kv_bytes(given.context_tokens)
+    return PrefixCache(given.keeps_prefixes, block_tokens, chunk_tokens, memory_bytes)
+
+
 def describe(given: Computing) -> dict[str, str | int | None]:
     """What samples that are put together have in common, besides what the worker tells."""
     settings = given.settings
     return {
         "compute": None if settings.compute is None else Path(settings.compute).name,
         "ranks": settings.ranks,
+        "keeps_prefixes": given.keeps_prefixes,
         "layers": json.dumps([layer.kind for layer in given.architecture.layers]),
     }

@@ -74,7 +74,7 @@ async def measure(target: Target, settings: Settings, progress: Progress) -> Mea
         )  # fmt: skip
         try:
             await campaign.run()
-            notes = list(asked.notes)
+            notes = [*asked.notes, *settings.measured_notes()]
             release = await _release(target, settings, asked, prompts, notes)
             moved = await _moved(target, settings, info, prompts, file, notes)
         finally:

@@ -1,5 +1,5 @@
-"""What serves: the emulated engine, the reference engine, or real SGLang servers that are launched or
-attached to."""
+"""What serves: the emulated engine, the reference engine, or real SGLang servers that are launched
+or attached to."""
 
 from typing import Annotated, Literal
 

@@ -1,7 +1,7 @@
 """What a run on the reference engine asks of its scenario, and of the machine."""
 
-from harness.core import EngineError, ScenarioError
-from harness.engine.reference import require_torch
+from harness.core import ScenarioError
+from harness.engine.reference import require_device
 from harness.scenario import Scenario
 
 
@@ -22,17 +22,9 @@ def check_reference(scenario: Scenario) -> None:
             f"'{key}' in the scenario file {scenario.path} does not go with engine.kind = "
             f'"reference": {why}.'
         )
-    require_torch()
     computes = scenario.engine.reference
     assert computes is not None, "the engine is the reference"
-    if computes.device == "cuda":
-        import torch  # no part of the base install
-
-        if not torch.cuda.is_available():
-            raise EngineError(
-                f'engine.device in {scenario.path} is "cuda", and torch finds no GPU here; set it '
-                'to "cpu".'
-            )
+    require_device(computes.device, "engine.device")
 
 
 def _faults(scenario: Scenario) -> list[tuple[str, str]]:
@@ -53,9 +45,9 @@ def _faults(scenario: Scenario) -> list[tuple[str, str]]:
             'simulation have to as well: set it to "by_batch"',
         ),
         (
-            "prefix_cache.enabled",
-            scenario.prefix_cache.enabled,
-            "its pools hold no tensors yet; set it to false",
+            "scheduling.cache_copy",
+            scenario.scheduling.cache_copy and scenario.prefix_cache.enabled,
+            "a prefix is not copied between clusters with its tensors; set it to false",
         ),
     )
     return [(key, why) for key, is_wrong, why in checks if is_wrong]

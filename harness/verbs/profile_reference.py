@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core import ScenarioError
 
 if TYPE_CHECKING:
+    from harness.engine_settings import Reference
     from harness.profiler.asked import Settings
     from harness.profiler.target import Target
 
@@ -36,40 +37,22 @@ def reference_target(
 ) -> tuple["Opening", "Settings"]:
     """The worker that computes what the options name."""
     from harness.architecture import load_architecture
-    from harness.engine.reference import require_torch
-    from harness.engine_settings import Reference
+    from harness.engine.reference import require_device
     from harness.profiler import reference
     from harness.profiler.asked import Settings
 
-    require_torch()
-    for name in ("model_architecture", "compute", "hardware", "context_tokens"):
-        if getattr(options, name) is None:
-            raise ScenarioError(f"--{name.replace('_', '-')} is needed with --engine reference.")
-    for name in ("rank", "threads", "chunk_tokens", "max_batch", "context_tokens"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ScenarioError(f"--{name.replace('_', '-')} {value}: a number from 1 is needed.")
+    _check(options)
+    require_device(options.device, "--device")
     folder = TemporaryDirectory(prefix="prfaas-rank-")
-    given = reference.rank_of(
-        reference.Computing(
-            load_architecture(options.model_architecture, options.kv_dtype),
-            Reference(
-                compute=str(options.compute.absolute()),
-                model_path=None,
-                seed=options.seed,
-                dtype=options.dtype,
-                device=options.device,
-                threads=options.threads,
-                chunk_tokens=options.chunk_tokens,
-                prefill_slots=2,
-                context_tokens=options.context_tokens,
-                ready_timeout_s=READY_TIMEOUT_S,
-                ranks=options.rank or 1,
-            ),
-            options.max_batch,
-            options.seed,
-        ),
-        Path(folder.name),
+    architecture = load_architecture(options.model_architecture, options.kv_dtype)
+    asked = reference.Computing(
+        architecture,
+        _computes(options),
+        options.max_batch,
+        options.seed,
+        keeps_prefixes=any(how["cached"] or ()),
     )
+    given = reference.rank_of(asked, Path(folder.name))
     ranks = given.settings.ranks
     how = how | {"token_ids": how["token_ids"] or (0, reference.model_of(given).vocab_size)}
     settings = Settings(
@@ -79,6 +62,7 @@ def reference_target(
         slo_tpot_s=slo_s,
         notes=reference.NO_COMMUNICATION.format(ranks=ranks) if ranks > 1 else "",
         identity=reference.describe(given),
+        measured_notes=lambda: (reference.export_note(given),),
         **how,
     )
 
@@ -87,3 +71,30 @@ def reference_target(
         return reference.reference_pair(given, timeout_s)
 
     return open_target, settings
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("model_architecture", "compute", "hardware", "context_tokens"):
+        if getattr(options, name) is None:
+            raise ScenarioError(f"--{name.replace('_', '-')} is needed with --engine reference.")
+    for name in ("rank", "threads", "chunk_tokens", "max_batch", "context_tokens"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ScenarioError(f"--{name.replace('_', '-')} {value}: a number from 1 is needed.")
+
+
+def _computes(options: argparse.Namespace) -> "Reference":
+    from harness.engine_settings import Reference
+
+    return Reference(
+        compute=str(options.compute.absolute()),
+        model_path=None,
+        seed=options.seed,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        chunk_tokens=options.chunk_tokens,
+        prefill_slots=2,
+        context_tokens=options.context_tokens,
+        ready_timeout_s=READY_TIMEOUT_S,
+        ranks=options.rank or 1,
+    )

@@ -12,8 +12,9 @@ from harness.engine_settings import Reference
 
 
 def chosen_model(settings: Reference, architecture: Architecture) -> ModelConfig:
-    """By the model file that completes ``architecture``, or by a folder's config.json. ScenarioError
-    where a file is wrong, or where the model keeps other bytes than the architecture says."""
+    """By the model file that completes ``architecture``, or by a folder's config.json.
+    ScenarioError where a file is wrong, or where the model keeps other bytes than the
+    architecture says."""
     whole = architecture
     if settings.whole is not None:
         whole = load_architecture(Path(settings.whole), architecture.kv_dtype)
@@ -39,8 +40,7 @@ def rank_shapes(settings: Reference, whole: Architecture) -> dict[str, Attention
     """What each kind of layer of ``whole`` keeps on one of the ranks."""
     layers = _rank(settings, whole).layers
     return {
-        layer.kind: own.attention.geometry
-        for layer, own in zip(whole.layers, layers, strict=True)
+        layer.kind: own.attention.geometry for layer, own in zip(whole.layers, layers, strict=True)
     }
 
 

@@ -9,7 +9,7 @@ cache is nobody else's meanwhile.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,15 +21,19 @@ from harness.engine.emulated import Slots, chunk_ends
 from harness.engine.reference.cache import Cache
 from harness.engine.reference.lane import Lane
 from harness.engine.reference.model import Model
+from harness.engine.reference.prefix_tensors import ClusterTensors, Computed, Prefix
 from harness.engine.reference.sampling import greedy
 from harness.kv_blocks import KvBlocks
+from harness.prefix_pool import PrefixPool
 
 
-class Sequence:
+class Running:
     """A request in its slot: its tokens so far, and who waits for more."""
 
-    def __init__(self, engine: "ReferenceDecode", slot: int, first_token: int) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: "ReferenceDecode", slot: int, first_token: int, computed: Computed
+    ) -> None:
+        self._engine, self._computed = engine, computed
         self.slot = slot
         self.generated = [first_token]
         self.wanted = 1
@@ -39,12 +43,16 @@ class Sequence:
     def tokens(self, start: int, end: int) -> list[int]:
         return self.generated[start:end]
 
+    def keep(self, pool: PrefixPool) -> None:
+        self._engine.keep(self._computed, pool)
+        self._computed = Computed()
+
     def drop(self) -> None:
         self._engine.forget(self)
 
     async def decode(
         self,
-        granted_mono_ns: int,
+        granted_mono_ns: int,  # noqa: ARG002 - nothing is planned from it
         output_tokens: int,
         emit: Callable[[int], Awaitable[None]],
         context_tokens: int,
@@ -78,11 +86,12 @@ class ReferenceDecode:
         cache: Cache,
         interval_tokens: int,
         blocks: KvBlocks | None = None,
+        prefixes: ClusterTensors | None = None,
     ) -> None:
-        self._model, self._cache = model, cache
+        self._name, self._model, self._cache, self._prefixes = name, model, cache, prefixes
         self._lane = Lane(name)
         self._free = deque(range(len(cache.lengths)))
-        self._running: list[Sequence] = []
+        self._running: list[Running] = []
         self._arrived = asyncio.Event()
         self.interval_tokens = interval_tokens
         self.slots = Slots(len(cache.lengths), blocks)
@@ -95,7 +104,18 @@ class ReferenceDecode:
         """Nothing is planned here but the clock's own time."""
         await asyncio.sleep(max(0.0, (mono_ns - time.monotonic_ns()) / 1e9))
 
-    async def place(self, arrival: Arrival) -> Sequence:
+    def resident(self, keys: Sequence[int], tokens: int) -> Prefix:
+        """References to the blocks, which nothing that is evicted can take away."""
+        if self._prefixes is None:
+            return Prefix()
+        return self._prefixes.find(self._name, keys, tokens, state=False)
+
+    def keep(self, computed: Computed, pool: PrefixPool) -> None:
+        """What the pool has taken."""
+        assert self._prefixes is not None, "there is a pool"
+        self._prefixes.by_instance[self._name].keep(computed, pool)
+
+    async def place(self, arrival: Arrival) -> Running:
         """Read the KV into a slot. EngineError where prompt and output have no room in one."""
         capacity = self._cache.capacity_tokens
         if arrival.tokens + arrival.output_tokens > capacity:
@@ -105,18 +125,18 @@ class ReferenceDecode:
             )
         slot = self._free.popleft()
         try:
-            await self._lane.run(lambda: self._read(arrival, slot))
+            computed = await self._lane.run(lambda: self._read(arrival, slot))
         except BaseException:
             self._free.append(slot)
             raise
-        return Sequence(self, slot, arrival.first_token)
+        return Running(self, slot, arrival.first_token, computed)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Running) -> None:
         """Take part in the next step, and those after it, until all tokens are there."""
         self._running.append(sequence)
         self._arrived.set()
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Running) -> None:
         """The slot is another's from now on. A step that still runs over it ends before whatever
         the next one reads in."""
         if sequence in self._running:
@@ -131,7 +151,7 @@ class ReferenceDecode:
                 await self._arrived.wait()
             await self._step(tuple(self._running))
 
-    async def _step(self, batch: tuple[Sequence, ...]) -> None:
+    async def _step(self, batch: tuple[Running, ...]) -> None:
         last = [one.generated[-1] for one in batch]
         slots = [one.slot for one in batch]
         start_ns = time.monotonic_ns()
@@ -154,12 +174,22 @@ class ReferenceDecode:
 
     # In the thread
 
-    def _read(self, arrival: Arrival, slot: int) -> None:
+    def _read(self, arrival: Arrival, slot: int) -> Computed:
+        """Fill the slot; copies of what may be kept of it."""
         self._cache.clear(slot)
+        if isinstance(arrival.resident, Prefix):
+            arrival.resident.read_into(self._cache, slot)
         for layer in range(len(self._cache.layers)):
             data = self._received(arrival.got.layer(layer))
             self._cache.import_layer(slot, layer, arrival.tokens, data, arrival.resident_tokens)
         self._cache.lengths[slot] = arrival.tokens
+        computed = Computed()
+        if self._prefixes is not None and arrival.keys:
+            block_tokens = self._prefixes.block_tokens
+            computed.add_blocks(arrival.keys, self._cache, slot, block_tokens)
+            if len(arrival.keys) * block_tokens == arrival.tokens:
+                computed.add_state(arrival.keys[-1], self._cache, slot)
+        return computed
 
     def _received(self, view: memoryview) -> Tensor:
         """A copy, since the transport's buffer is its own again afterwards."""  # [bytes] uint8

@@ -39,7 +39,13 @@ class HostOutbox:
     """The cache lies in this machine's memory."""
 
     def send(
-        self, slot: int, layer: int, first_byte: int, data: Tensor, last: bool, to: Deliver
+        self,
+        slot: int,  # noqa: ARG002 - no memory of its own is needed
+        layer: int,
+        first_byte: int,
+        data: Tensor,
+        last: bool,
+        to: Deliver,
     ) -> None:
         to(Piece(layer, first_byte, memoryview(data.numpy()), last))
 

@@ -11,16 +11,18 @@ the last chunk; otherwise all leaves when the prompt has been computed.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from harness.core import EngineError, PrfaasError
-from harness.engine.compute import Piece, PrefillJob
+from harness.engine.compute import Piece, PrefillJob, begun
 from harness.engine.reference.cache import Cache
 from harness.engine.reference.lane import Lane
 from harness.engine.reference.model import Model
 from harness.engine.reference.outbox import Deliver, open_outbox
+from harness.engine.reference.prefix_tensors import ClusterTensors, Computed, Prefix
 from harness.engine.reference.sampling import greedy
+from harness.prefix_pool import PrefixPool
 from harness.surface.generate import PrefillSpan
 
 
@@ -36,15 +38,36 @@ class _Held:
     computing: bool = True
     given_up: bool = False
     final_ns: dict[int, int] = field(default_factory=dict)
+    fetched_tokens: int = 0
+    prefix: Prefix = field(default_factory=Prefix)
+    computed: Computed = field(default_factory=Computed)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """What a prefill may start from: the tensors of the cluster, where states are kept, and the
+    planned seconds of (new, cached) tokens, by which the cheapest start is chosen."""
+
+    tensors: ClusterTensors
+    checkpoint_tokens: int
+    has_state: bool
+    prefill_s: Callable[[int, int], float]
 
 
 class ReferencePrefill:
     """``serve`` is the instance's loop and ends by cancellation; ``close`` then ends its thread."""
 
     def __init__(
-        self, name: str, model: Model, cache: Cache, chunk_tokens: int, *, layerwise: bool
+        self,
+        name: str,
+        model: Model,
+        cache: Cache,
+        chunk_tokens: int,
+        *,
+        layerwise: bool,
+        prefixes: Prefixes | None = None,
     ) -> None:
-        self._model, self._cache = model, cache
+        self._name, self._model, self._cache, self._prefixes = name, model, cache, prefixes
         self._chunk_tokens, self._layerwise = chunk_tokens, layerwise
         self._lane = Lane(name)
         self._outbox = open_outbox(cache)
@@ -60,7 +83,11 @@ class ReferencePrefill:
     def queued(self) -> int:
         return len(self._queue)
 
-    def release_shares(self, tokens: int, layer_bytes: Sequence[int]) -> tuple[float, ...]:
+    def release_shares(
+        self,
+        tokens: int,  # noqa: ARG002 - nothing is planned
+        layer_bytes: Sequence[int],  # noqa: ARG002
+    ) -> tuple[float, ...]:
         """Nothing is planned: layers are final when they are computed."""
         return ()
 
@@ -78,6 +105,12 @@ class ReferencePrefill:
             if job in self._queue:
                 self._queue.remove(job)
             raise
+
+    def keep(self, job: PrefillJob, pool: PrefixPool) -> None:
+        """What the pool has taken."""
+        assert self._prefixes is not None, "there is a pool"
+        own = self._prefixes.tensors.by_instance[self._name]
+        own.keep(self._held[job].computed, pool)
 
     def release(self, job: PrefillJob) -> None:
         """Let the slot go, now or when the thread that still fills it has seen that it may stop."""
@@ -108,12 +141,13 @@ class ReferencePrefill:
         self.running = job
         held = self._held[job] = _Held(self._free.popleft())
         try:
+            await self._begin(job, held)
             span = await self._run(job, held)
         except PrfaasError as error:  # this request's, not the rest's
             if not job.done.done():
                 job.done.set_exception(error)
         except _DroppedError:
-            assert job.done.cancelled(), "only who has gone is dropped"
+            assert job.done.done(), "only who has gone is dropped"
         else:
             if not job.done.done():
                 job.done.set_result(span)
@@ -122,6 +156,18 @@ class ReferencePrefill:
             held.computing = False
             if held.given_up:
                 self._give_back(job)
+
+    async def _begin(self, job: PrefillJob, held: _Held) -> None:
+        """Find what of the prompt need not be computed, and have room for the rest."""
+        if self._prefixes is None:
+            return
+        work = await begun(job, self._prefixes.prefill_s)
+        if work is None:
+            raise _DroppedError
+        held.prefix = self._prefixes.tensors.find(
+            self._name, job.keys, work.cached_tokens, state=self._prefixes.has_state
+        )
+        held.fetched_tokens = work.fetched_tokens
 
     async def _run(self, job: PrefillJob, held: _Held) -> PrefillSpan:
         ids = job.read_ids()
@@ -145,6 +191,8 @@ class ReferencePrefill:
             late_s=0.0,
             kv_acked_mono_ns=None,
             kv_wire_bytes_sent=0,
+            cached_tokens=held.prefix.tokens,
+            fetched_tokens=held.fetched_tokens,
             layer_final_mono_ns=[held.final_ns[layer] for layer in range(job.num_layers)],
         )
 
@@ -158,16 +206,16 @@ class ReferencePrefill:
 
     # In the thread
 
-    def _compute(
-        self, job: PrefillJob, ids: Sequence[int], held: _Held, emit: Deliver
-    ) -> int:
+    def _compute(self, job: PrefillJob, ids: Sequence[int], held: _Held, emit: Deliver) -> int:
         """All chunks of the prompt; the first token."""
-        cache, slot, chunk = self._cache, held.slot, self._chunk_tokens
+        cache, slot, start = self._cache, held.slot, held.prefix.tokens
         cache.clear(slot)
-        start = 0
+        held.prefix.read_into(cache, slot)
+        cache.lengths[slot] = start
         try:
-            while True:
-                end = min(len(ids), (start // chunk + 1) * chunk)
+            if self._layerwise and start:
+                self._send_growing(held, 0, start, emit)
+            for end in self._ends(start, len(ids), job.keys):
 
                 def on_layer(layer: int, start: int = start, end: int = end) -> None:
                     if job.done.cancelled():
@@ -176,16 +224,51 @@ class ReferencePrefill:
                         self._send(held, layer, start, end, end == len(ids), emit)
 
                 logits = self._model.prefill(ids[start:end], cache, slot, on_layer)
-                if end == len(ids):
-                    break
+                self._checkpoint(job, held, end)
                 start = end
             token = greedy(logits[None])[0]
             if not self._layerwise:
                 for layer in range(len(cache.layers)):
                     self._send(held, layer, 0, len(ids), True, emit)
+            self._copy_blocks(job, held)
         finally:
             self._outbox.settle()
         return token
+
+    def _ends(self, start: int, tokens: int, keys: Sequence[int]) -> list[int]:
+        """Where chunks end: also wherever a state is to be kept."""
+        steps = {self._chunk_tokens}
+        last = {tokens}
+        if self._prefixes is not None:
+            steps.add(self._prefixes.checkpoint_tokens)
+            last.add(len(keys) * self._prefixes.tensors.block_tokens)
+        ends = {end for step in steps for end in range(step, tokens, step)} | last
+        return sorted(end for end in ends if end > start)
+
+    def _checkpoint(self, job: PrefillJob, held: _Held, end: int) -> None:
+        """Keep the state where a later prompt may go on."""
+        if self._prefixes is None or not self._prefixes.has_state:
+            return
+        block_tokens = self._prefixes.tensors.block_tokens
+        blocks, rest = divmod(end, block_tokens)
+        if not rest and (blocks == len(job.keys) or not end % self._prefixes.checkpoint_tokens):
+            held.computed.add_state(job.keys[blocks - 1], self._cache, held.slot)
+
+    def _copy_blocks(self, job: PrefillJob, held: _Held) -> None:
+        """All full blocks with what they began from: the pool decides which are kept."""
+        if self._prefixes is None:
+            return
+        tensors = self._prefixes.tensors
+        if held.prefix.state is not None:
+            key = job.keys[held.prefix.tokens // tensors.block_tokens - 1]
+            held.computed.states[key] = held.prefix.state
+        held.computed.add_blocks(job.keys, self._cache, held.slot, tensors.block_tokens)
+
+    def _send_growing(self, held: _Held, start: int, end: int, emit: Deliver) -> None:
+        """What a prefix holds is final before anything is computed."""
+        for layer, one in enumerate(self._cache.layers):
+            if one.grows:
+                self._send(held, layer, start, end, False, emit)
 
     def _send(
         self, held: _Held, layer: int, start: int, end: int, is_last: bool, emit: Deliver
