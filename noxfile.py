@@ -43,12 +43,21 @@ GROUPS = nox.project.load_toml("pyproject.toml")["dependency-groups"]
 @nox.session(name="bench-prfaas")
 def bench_prfaas(session: nox.Session) -> None:
     """Run the three deployments side by side, live: [SCENARIO] [options]."""
-    session.install("-q", ".")
     arguments = list(session.posargs)
     if not arguments or arguments[0].startswith("-"):
         arguments.insert(0, SCENARIO)
+    session.install("-q", ".[torch]" if _wants_torch(Path(arguments[0])) else ".")
     # A verdict that is not supported fails the session; nox makes 1 of every status above 0.
     session.run("prfaas", "bench", *arguments)
+
+
+def _wants_torch(scenario: Path) -> bool:
+    """Whether the scenario is of the reference engine; what is wrong with it `prfaas` will say."""
+    try:
+        engine = nox.project.load_toml(scenario).get("engine", {})
+    except (OSError, ValueError):
+        return False
+    return isinstance(engine, dict) and engine.get("kind") == "reference"
 
 
 @nox.session
