@@ -4,8 +4,10 @@ A scenario for nodes elsewhere is planned and simulated where neither model nor 
 those are looked at by ``check_model``, which a live run asks on the machine that has them.
 """
 
+import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from harness.architecture import Architecture
@@ -122,7 +124,8 @@ def _reference(
         chosen_model(found, architecture)
     except ScenarioError as error:
         raise wrong(f"engine.{given[0]}", where, str(error).removesuffix(".")) from error
-    return found
+    read = Path(found.compute or f"{found.model_path}/config.json")
+    return replace(found, model_sha256=hashlib.sha256(read.read_bytes()).hexdigest())
 
 
 def check_model(engine: Engine, architecture: Architecture, where: str) -> str:

@@ -70,7 +70,8 @@ class Reference:
     """A model in torch, by the model file ``compute`` that completes the architecture, or by the
     folder ``model_path``. ``threads`` compute on the processor. ``prefill_slots``: prompts whose KV
     an instance holds. ``context_tokens`` None: as long as the workload's longest request.
-    ``ranks``: what one of so many holds is computed, of the architecture file ``whole``."""
+    ``ranks``: what one of so many holds is computed, of the architecture file ``whole``.
+    ``model_sha256`` is of the model file, or of the folder's config.json."""
 
     compute: str | None
     model_path: str | None
@@ -84,6 +85,7 @@ class Reference:
     ready_timeout_s: float
     ranks: int = 1
     whole: str | None = None
+    model_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,11 @@ import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-#: Keys that name places; contents are there, a trace's as ``trace_sha256``.
-_PLACES = ("path", "trace", "tokenizer", "api_key_file", "model_path", "python")
+#: Keys that name places; contents are there, a trace's as ``trace_sha256``, a
+#: model's as ``model_sha256``.
+_PLACES = (
+    "path", "trace", "tokenizer", "api_key_file", "model_path", "python", "compute", "whole",
+)  # fmt: skip
 
 
 def plain(value: object) -> object:

@@ -30,6 +30,7 @@ PATHS = (
     ("gateway", "api_key_file"),
     ("engine", "model_path"),
     ("engine", "python"),
+    ("engine", "compute"),
 )
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 Comments = Mapping[tuple[str, ...], Sequence[str]]

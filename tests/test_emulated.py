@@ -72,6 +72,7 @@ def test_prefill_is_first_come_first_served_on_planned_time() -> None:
     assert engine.busy_s == pytest.approx(sum(PROFILE.prefill_s(n) for n in lengths) / TIME_SCALE)
 
 
+@pytest.mark.quiet
 def test_measured_prefill_time_is_the_profiles() -> None:
     spans, _, _ = prefill_all([8192] * 9)
     measured = [(s.end_mono_ns - s.start_mono_ns) / 1e9 for s in spans]  # type: ignore[attr-defined]

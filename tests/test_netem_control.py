@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from own_children import own_children
 
 from netem.check import measure_path
 from netem.control import helper
@@ -100,7 +101,7 @@ def test_a_probe_names_its_site_and_what_it_was_measuring() -> None:
 def test_a_relay_that_dies_under_a_measurement_is_one_paragraph() -> None:
     """Whoever notices first, probe or relay, says so."""
     with open_link(symmetric("test", 25e6, 0.01), "relay") as link:
-        (relay,) = psutil.Process().children()
+        (relay,) = own_children()
         # Past the start of the probes, so that they measure when it dies.
         threading.Timer(0.8, os.kill, (relay.pid, signal.SIGKILL)).start()
         with pytest.raises(LinkError) as failure:

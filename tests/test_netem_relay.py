@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import psutil
 import pytest
+from own_children import own_children
 from test_netem_testlink import Peer, spec
 
 from netem.link import Direction, LinkError, LinkSpec, Slot, symmetric
@@ -200,7 +201,7 @@ def test_a_receiver_that_does_not_read_stops_only_its_own_connection() -> None:
 
 def test_the_relay_forgets_connections_that_ended() -> None:
     with open_link(spec("1gbit", "1ms"), "relay") as link:
-        (relay,) = psutil.Process().children()
+        (relay,) = own_children()
         with Peer(link.far, "serve", link.far.address) as server:
             host, port = link.expose(link.far, server.says()["port"])
             before = relay.num_fds()
@@ -227,6 +228,6 @@ def test_the_relay_binds_loopback_only() -> None:
     with open_link(spec(), "relay") as link:
         host, port = link.expose(link.far, 1)
         assert host == "127.0.0.1"
-        (relay,) = psutil.Process().children()
+        (relay,) = own_children()
         listening = [c for c in relay.net_connections() if c.status == psutil.CONN_LISTEN]
         assert [tuple(c.laddr) for c in listening] == [("127.0.0.1", port)]

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from own_children import own_children
 
 from netem.check import measure_path
 from netem.link import LinkError, LinkSpec, symmetric
@@ -236,7 +237,7 @@ def test_an_unknown_backend_names_those_there_are() -> None:
 
 def test_a_dead_helper_is_reported_not_waited_for(backend: BackendName) -> None:
     with open_link(spec(), backend) as link:
-        helpers = psutil.Process().children()
+        helpers = own_children()
         assert len(helpers) == (0 if backend == "netem" else 1)
         for helper in helpers:
             helper.kill()
@@ -249,7 +250,7 @@ def test_closing_leaves_no_process_and_no_descriptor(backend: BackendName) -> No
     for _ in range(5):
         with open_link(spec(), backend) as link:
             link.counters()
-        assert psutil.Process().children() == []
+        assert own_children() == []
     assert descriptors() == before
 
 
@@ -276,7 +277,7 @@ def test_the_forwarders_devices_have_a_queue_that_does_not_drop() -> None:
 def test_an_idle_helper_sleeps(backend: BackendName) -> None:
     with open_link(spec(), backend) as link:
         link.counters()
-        helpers = psutil.Process().children()
+        helpers = own_children()
         before = [helper.num_ctx_switches().voluntary for helper in helpers]
         threading.Event().wait(0.5)
         after = [helper.num_ctx_switches().voluntary for helper in helpers]

@@ -283,7 +283,7 @@ def test_with_decode_to_spare_the_simulation_moves_an_instance_to_prefill() -> N
     """Eq. 6 at its maximum keeps five decode instances; at 1.8 req/s four are enough."""
     scenario = load_scenario(PAPER, ["load.rate_req_per_s=1.8", "workload.cv=2"])
     with Cores() as cores:
-        found = optimum(scenario, "prfaas_pd", cores, transfer=False)
+        found = optimum(scenario, "prfaas_pd", cores, num_requests=2500, transfer=False)
     assert found.answer == "better"
     assert found.formula[1] == 3
     assert found.best[1] == 4
