@@ -165,6 +165,20 @@ def test_two_halves_are_one_cluster_where_no_link_is_near_its_limit() -> None:
     assert predicted == pytest.approx(stages[1], rel=0.01)
 
 
+def test_without_transfer_every_cluster_is_used_too() -> None:
+    """Links on which nothing moves since nothing takes time are not down."""
+    sets = ("load.rate_req_per_s=1.8", f"{OWN}num_prfaas=2")
+    given = paper(*sets, *more([prfaas("h200", 2, "50gbit")], []), requests=2000)
+    schedule = build_schedule(given.workload, given.load)
+    free = simulate(given, "prfaas_pd", schedule, transfer=False)
+    used = Counter(one.route.prefill.name for one in free.requests if one.route is not None)
+    far = [used[name] for name in ("prfaas-p0", "prfaas-p1", "prfaas-2-p0", "prfaas-2-p1")]
+    assert min(far) > 0.5 * max(far)  # ties go to the first
+    one_cluster = paper("load.rate_req_per_s=1.8", requests=2000)
+    whole = simulate(one_cluster, "prfaas_pd", schedule, transfer=False)
+    assert free.ttft_s.mean() == pytest.approx(whole.ttft_s.mean(), rel=0.03)
+
+
 def test_hardware_of_a_kind_is_predicted_as_it_is_used() -> None:
     given = paper("load.rate_req_per_s=4.2", *CASES["all different"], requests=4000)
     schedule = build_schedule(given.workload, given.load)

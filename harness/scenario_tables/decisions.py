@@ -13,6 +13,7 @@ from harness.scenario_values import (
     Name,
     PositiveDuration,
     Rate,
+    StateDuration,
 )
 
 
@@ -31,13 +32,13 @@ class SchedulingTable(Table):
     """The threshold rises where the link or PrfaaS cannot carry what it offloads."""
     role_conversion: bool = False
     """Instances of the PD cluster change role when one stage is short for minutes."""
-    control_period: PositiveDuration = Field(default="1s", validate_default=True)
+    control_period: StateDuration = Field(default="1s", validate_default=True)
     """Time between two decisions about link and threshold."""
     demand_window: PositiveDuration = Field(default="120s", validate_default=True)
     """Arrivals of so long a time stand for the demand."""
     link_target: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the link that offloaded demand may fill."""
-    role_period: PositiveDuration = Field(default="60s", validate_default=True)
+    role_period: StateDuration = Field(default="60s", validate_default=True)
     """Time between two decisions about roles."""
     conversion: PositiveDuration = Field(default="10s", validate_default=True)
     """Time an instance is out of service to change its role, after it has drained."""

@@ -166,7 +166,7 @@ class WorkloadTable(Table):
 
 
 class LoadTable(Table):
-    rate_req_per_s: Annotated[float, Field(gt=0, le=1e5)] | None = None
+    rate_req_per_s: Annotated[float, Field(ge=1e-6, le=1e5)] | None = None
     num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     duration: PositiveDuration | None = None
     """Bounds the run by time (trace time for a trace); num_requests then has no effect."""

@@ -39,7 +39,11 @@ class Paths:
         self._sizes = LayerSizes(scenario.model.architecture)
         self._near = frozenset(config.pd_clusters)
         self._instances = {one.name: one for one in config.instances}
-        ends = {name: None if name == PRFAAS else one for name, one in config.links.items()}
+        # Without transfer nothing crosses, and the rates told are infinite: any other one will do.
+        ends = {
+            name: one if transfer and name != PRFAAS else None
+            for name, one in config.links.items()
+        }
         self.crossing: Crossing | None = None
         sharing = Sharing.of(scenario, config) if transfer else None
         if sharing is not None:
