@@ -10,55 +10,32 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from sweep_files import (
     CASE_STUDY,
+    EIGHT,
     ROOT,
     cells_of,
-    compared,
     kept,
     serial,
+    swept,
     written,
 )
 
 from harness.cli import main
-from harness.core import EngineError, ScenarioError
+from harness.core import EngineError
 from harness.preparation import prepare
 from harness.scenario import load_scenario
 from harness.simulation_summary import simulation_document
 from harness.sweep.cells import Cell
 from harness.sweep.execution import run_cell
-from harness.sweep.file import read_sweep
 from harness.sweep.local import local_pool
-from harness.sweep.results import PartWriter, SweepFolder, cell_row
-from harness.sweep.run import Asked, run_sweep
+from harness.sweep.results import SweepFolder, cell_row
 
-#: 2 loads x 2 seeds x 2 deployments, small.
-EIGHT = """\
-seeds = 2
-deployments = ["prfaas_pd", "homogeneous_pd"]
-[set]
-load.num_requests = 100
-[grid]
-load.rate_req_per_s = [1.0, 1.5]
-"""
 #: Long enough to be stopped in the middle: some hundred cells, each a part of a second.
 LONG = EIGHT.replace("seeds = 2", "seeds = 40").replace("100", "4000")
-
-
-def silent(*_: object) -> None:
-    """Nobody is told."""
-
-
-def swept(path: Path, folder: Path, workers: int = 2) -> dict[str, Any]:
-    """The sweep, run with so many local workers into a folder, new or begun."""
-    sweep = read_sweep(path)
-    asked = Asked(sweep, (), cells_of(path), f"{workers} workers")
-    there = SweepFolder.existing(folder) if folder.exists() else SweepFolder.create(folder)
-    return run_sweep(asked, there, local_pool(workers), silent, silent)
 
 
 def test_a_cell_is_what_simulate_says_of_its_deployment(tmp_path: Path) -> None:
@@ -145,28 +122,6 @@ def test_a_cell_that_cannot_be_simulated_is_kept_with_its_reason_and_not_tried_a
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_lost_cells_and_those_of_a_broken_part_are_run_again(tmp_path: Path) -> None:
-    path = written(tmp_path, EIGHT)
-    cells = cells_of(path)
-    folder = tmp_path / "out"
-    swept(path, folder, 1)
-    expected = kept(folder)
-    with PartWriter(SweepFolder(folder)) as writer:
-        writer.add({**expected[cells[0].cell_id], "status": "lost", "ttft_mean_s": None})
-    assert swept(path, folder, 1)["num_resumed"] == 7
-    assert kept(folder) == expected
-    parts = SweepFolder(folder).parts()
-    for part in parts:
-        part.write_bytes(part.read_bytes()[:-100])
-    rows, unread = SweepFolder(folder).read_rows()
-    assert not rows
-    assert len(unread) == len(parts) >= 3
-    assert swept(path, folder, 1)["num_resumed"] == 0
-    assert {key: compared(row) for key, row in SweepFolder(folder).read_rows()[0].items()} == (
-        expected
-    )
-
-
 def test_a_worker_that_dies_ends_the_sweep_and_not_what_was_kept(tmp_path: Path) -> None:
     cells = cells_of(written(tmp_path, LONG))
     before = set(multiprocessing.active_children())
@@ -180,6 +135,44 @@ def test_a_worker_that_dies_ends_the_sweep_and_not_what_was_kept(tmp_path: Path)
     with pytest.raises(EngineError, match="resume with fewer workers"):
         run_and_kill()
     assert set(multiprocessing.active_children()) <= before
+
+
+FAULTS = """\
+deployments = ["prfaas_pd", "homogeneous_pd"]
+[set]
+load.num_requests = 100
+faults.instances = [
+    {instance = "prfaas-p0", at = "5s", lasts = "20s"OF_ONE},
+    {instance = "pd-p0", kind = "slow", factor = 3.0, at = "1s"OF_BOTH},
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_both"),
+    [("", ""), (["prfaas_pd"], ""), ("", ["prfaas_pd", "homogeneous_pd"])],
+)
+def test_each_cell_has_the_faults_of_its_deployment(
+    tmp_path: Path, of_one: list[str], of_both: list[str]
+) -> None:
+    text = FAULTS
+    for place, names in (("OF_ONE", of_one), ("OF_BOTH", of_both)):
+        text = text.replace(place, f", deployments = {json.dumps(names)}" if names else "")
+    cells = cells_of(written(tmp_path, text))
+    # The same faults in the terms of --set, of the whole scenario.
+    faults = text[text.index("[\n") :].replace("\n", "")
+    scenario = load_scenario(CASE_STUDY, ["load.num_requests=100", f"faults.instances={faults}"])
+    expected = simulation_document(prepare(scenario))["deployments"]
+    plain = cells_of(written(tmp_path, text[: text.index("faults")], "plain.toml"))
+    for cell, without in zip(cells, plain, strict=True):
+        row = cell_row(cell, run_cell(cell))
+        assert row["status"] == "completed", row["reason"]
+        for key in ("ttft_mean_s", "num_failed", "throughput_req_per_s"):
+            assert row[key] == expected[cell.deployment][key]
+        assert row["ttft_mean_s"] != run_cell(without).figures["ttft_mean_s"]
+        assert [one.instance for one in cell.scenario.faults.instances] == (
+            ["prfaas-p0", "pd-p0"] if cell.deployment == "prfaas_pd" else ["pd-p0"]
+        )
 
 
 @pytest.fixture
@@ -255,30 +248,6 @@ def test_what_ends_a_sweep_leaves_its_cells_and_no_process(
     # Those that are there are whole and right, and a sweep of them alone has nothing to run.
     some = tuple(cell for cell in cells if cell.cell_id in rows)[:6]
     assert serial(some) == {cell.cell_id: rows[cell.cell_id] for cell in some}
-
-
-def test_a_folder_is_of_one_sweep_and_of_one_process_and_of_one_code(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path, folder = written(tmp_path, EIGHT), tmp_path / "out"
-    swept(path, folder)
-    assert main(["sweep", str(path), "--out", str(folder)]) == 2
-    assert "--resume" in capfd.readouterr().err
-    assert main(["sweep", str(path), "--resume", str(tmp_path)]) == 2
-    assert "no folder of a sweep" in capfd.readouterr().err
-    assert main(["sweep", str(path), "--resume", str(folder), "--out", str(folder)]) == 2
-    assert main(["sweep", str(path), "--ray", "auto", "--workers", "2"]) == 2
-    capfd.readouterr()
-    with SweepFolder(folder).alone(), pytest.raises(ScenarioError, match="Another process"):
-        swept(path, folder)
-    manifest = SweepFolder(folder).read_manifest()
-    manifest["code"]["sources_sha256"] = "0" * 64
-    SweepFolder(folder).write_manifest(manifest)
-    with pytest.raises(ScenarioError, match="other code: sources_sha256"):
-        swept(path, folder)
-    (folder / "manifest.json").write_text("[]")
-    with pytest.raises(ScenarioError, match="no manifest"):
-        swept(path, folder)
 
 
 def test_ray_that_is_not_installed_is_named_with_its_extra(

@@ -159,6 +159,16 @@ def test_without_seeds_and_deployments_they_are_the_scenarios_own(tmp_path: Path
         ("[grid]\nlink.rtt = ['1ms']\n[[list]]\nlink = 3", ["'link'", "'link.rtt'"]),
         ("[[list]]\nworkload.cv = 1\n[[list]]", ["list[1]", "nothing"]),
         ('[grid]\n"workload.cv" = [1]\nworkload.cv = [2]', ["'grid.workload.cv'", "twice"]),
+        (
+            '[grid]\n" workload.cv " = [1]\n[set]\nworkload.cv = 3',
+            ["'grid. workload.cv '", "no key"],
+        ),
+        ('[grid]\n"workload.cv=9 #" = [1]', ["'grid.workload.cv=9 #'", "no key"]),
+        ('[set]\n"workload..cv" = 1', ["'set.workload..cv'", "no key"]),
+        ('[[list]]\n"" = 1', ["'list[0].'", "no key"]),
+        (f"[grid]\n{'a.' * 3000}b = [1]", ["'grid.a.a.", "32 deep"]),
+        (f"transfer.{'a.' * 3000}b = 1", ["'transfer.a.a.", "32 deep"]),
+        (f"[grid]\nworkload.cv = [{'[' * 40}{']' * 40}]", ["'grid.workload.cv'", "32 deep"]),
         ("[grid]\nworkload.cv = = 1", ["not TOML", "line 3"]),
     ],
 )
@@ -175,6 +185,7 @@ def test_settings_of_the_command_line_are_checked_too(tmp_path: Path) -> None:
     message = refusal(path, "workload.cv=3")
     assert "--set" in message
     assert "grid" in message
+    assert "--set" in refusal(path, " workload . cv =3")
     assert "load.num_requsts" in refusal(path, "load.num_requsts=3")
     with pytest.raises(ScenarioError, match="does not exist"):
         cells_of(tmp_path / "none.toml")

@@ -15,6 +15,7 @@ from typing import Any
 from harness.core import ScenarioError
 from harness.datafile import nearest, printable
 from harness.scenario import Scenario, load_scenario, scenario_hash
+from harness.settings import Faults
 from harness.sweep.file import ReadSweep
 from harness.sweep.grid import SEED_KEY, Point, check_cells, points, settings_text
 
@@ -82,8 +83,24 @@ def _deployments(sweep: ReadSweep, point: Point, scenario: Scenario) -> Sequence
     return sweep.file.deployments or there
 
 
+def _faults(scenario: Scenario, deployment: str) -> Faults:
+    """Those that this deployment has; the others would be of instances that are not there."""
+    there = {one.name for one in scenario.deployments[deployment].instances()}
+    return Faults(
+        tuple(
+            replace(one, deployments=None)
+            for one in scenario.faults.of(deployment)
+            if one.instance in there
+        )
+    )
+
+
 def _cell(sweep: ReadSweep, point: Point, scenario: Scenario, deployment: str) -> Cell:
-    alone = replace(scenario, deployments={deployment: scenario.deployments[deployment]})
+    alone = replace(
+        scenario,
+        deployments={deployment: scenario.deployments[deployment]},
+        faults=_faults(scenario, deployment),
+    )
     transfer = sweep.file.transfer
     content = json.dumps([scenario_hash(alone), deployment, {"transfer": transfer}])
     return Cell(

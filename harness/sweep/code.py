@@ -11,6 +11,7 @@ from pathlib import Path
 
 import harness
 import netem
+from harness.datafile import printable
 
 #: Whose arithmetic a simulation's last bits depend on.
 _PACKAGES = ("numpy", "scipy")
@@ -31,14 +32,14 @@ def differences(here: dict[str, str], there: dict[str, str]) -> str:
     """What is not the same, in words; empty where all is."""
     names = dict.fromkeys([*here, *there])
     return ", ".join(
-        f"{name} {_short(there.get(name))} instead of {_short(here.get(name))}"
+        f"{printable(name)} {_short(there.get(name))} instead of {_short(here.get(name))}"
         for name in names
         if here.get(name) != there.get(name)
     )
 
 
 def _short(value: str | None) -> str:
-    return "none" if value is None else value[:16]
+    return "none" if value is None else printable(value[:16])
 
 
 def _sources_sha256() -> str:

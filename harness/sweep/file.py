@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError
 
 from harness.core import ScenarioError
-from harness.datafile import explain, read_text_file
+from harness.datafile import explain, printable, read_text_file
 from harness.scenario_tables.table import Table
 from harness.scenario_values import Name, PathText
 
@@ -35,6 +35,8 @@ MAX_SEEDS = 1000
 #: More cells than this are held in no memory; a file may allow up to here.
 MAX_CELLS = 100_000
 _DEFAULT_CELLS = 10_000
+#: Tables and lists inside one another; a scenario's are a handful.
+_MAX_DEPTH = 32
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
@@ -102,8 +104,25 @@ def read_sweep(path: Path) -> ReadSweep:
         raise ScenarioError(f"The sweep file {path} is not TOML: {error}.") from error
     except (RecursionError, ValueError) as error:  # nested too deep; an integer of > 4300 digits
         raise ScenarioError(f"The sweep file {path} is not usable TOML: {error}.") from error
+    _check_depth(document, path)
     try:
         file = SweepFile.model_validate(document)
     except ValidationError as error:
         raise ScenarioError(explain(error, SweepFile, f"the sweep file {path}")) from error
     return ReadSweep(path=path, sha256=hashlib.sha256(text.encode()).hexdigest(), file=file)
+
+
+def _check_depth(document: dict[str, Any], path: Path) -> None:
+    """What is nested deeper than any scenario would end in a RecursionError further on."""
+    left: list[tuple[str, Any, int]] = [(key, value, 1) for key, value in document.items()]
+    while left:
+        name, value, depth = left.pop()
+        if depth > _MAX_DEPTH:
+            raise ScenarioError(
+                f"The key {printable(name)!r} in the sweep file {path} is nested more than "
+                f"{_MAX_DEPTH} deep; no key of a scenario is."
+            )
+        if isinstance(value, dict):
+            left += [(f"{name}.{key}", inner, depth + 1) for key, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(name, inner, depth + 1) for inner in value]

@@ -4,12 +4,14 @@
 
 in the order of the file, the last key of the grid fastest. A key may be written dotted, quoted or
 as a table; it may be given in one place only, and no key inside a table that another one replaces.
+A key is dotted bare names, since --set would read another key from " a.b " or "a.b=1 #".
 """
 
 import datetime
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ from harness.datafile import printable
 from harness.sweep.file import ReadSweep
 
 SEED_KEY = "load.seed"
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 Settings = dict[str, Any]
 
 
@@ -84,6 +87,11 @@ def _flat(table: Mapping[str, Any], place: str, where: str, before: str = "") ->
     found: Settings = {}
     for key, value in table.items():
         name = f"{before}{key}"
+        if not _KEY.fullmatch(key):
+            raise ScenarioError(
+                f"'{place}.{printable(name)}' in {where} is no key: give names of letters, digits, "
+                "_ and -, with dots between them, for example workload.cv."
+            )
         inner = _flat(value, place, where, f"{name}.") if isinstance(value, dict) else {name: value}
         if twice := next((one for one in inner if one in found), None):
             raise ScenarioError(f"'{place}.{printable(twice)}' is in {where} twice; keep one.")
@@ -117,7 +125,7 @@ def _check_places(
     """A key that is set twice would have a value that depends on the order of the file."""
     places = dict.fromkeys(fixed, "set")
     # What is the same for all cells the command line may override.
-    places |= {flag.partition("=")[0].strip(): "--set" for flag in overrides}
+    places |= {_flag_key(flag): "--set" for flag in overrides}
     of_seeds = {SEED_KEY: "seeds"} if sweep.file.seeds is not None else {}
     listed = dict.fromkeys(key for row in rows for key in row)
     for place, keys in (("grid", grid), ("list", listed), ("seeds", of_seeds)):
@@ -130,6 +138,11 @@ def _check_places(
                         f"{there}{same}; keep one of them."
                     )
         places |= dict.fromkeys(keys, place)
+
+
+def _flag_key(flag: str) -> str:
+    """The key of ``KEY=VALUE``, whose names may have spaces around them."""
+    return ".".join(name.strip() for name in flag.partition("=")[0].split("."))
 
 
 def _check_count(sweep: ReadSweep, num_points: int) -> None:

@@ -3,6 +3,7 @@
     manifest.json       what was asked, by which code and where it ran
     cells/*.parquet     one row a cell, in the order in which cells ended
     summary.json, report.html       once all cells are there
+    damaged/            parts that a resumed sweep could not read
 
 A part is written beside its name and renamed, so that whoever reads ``cells`` while the sweep
 runs, or after it was killed, reads whole parts. A part is written once ``FLUSH_CELLS`` cells have
@@ -11,19 +12,24 @@ Of a cell that is there twice the later part counts.
 """
 
 import fcntl
+import itertools
 import json
+import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.core import ScenarioError
+from harness.datafile import printable
 from harness.record.run_directory import json_bytes, write_atomically
 from harness.sweep.cells import Cell
 from harness.sweep.execution import Outcome
@@ -63,6 +69,26 @@ SCHEMA = pa.schema(
     COLUMNS, metadata={"prfaas_table": "cells", "prfaas_schema_version": str(SCHEMA_VERSION)}
 )
 Row = dict[str, Any]
+#: What is never null: of any cell, and by how it ended.
+_OF_CELL = ("cell_id", "deployment", "seed", "settings", "transfer")
+_COUNTS = ("num_gpus", "num_planned", "num_completed", "num_failed", "carried_req_per_s")
+_NEEDED = {"completed": _COUNTS, "failed": ("reason",), "lost": ("reason",)}
+_PART = re.compile(r"part-[0-9]{6,12}\.parquet")
+
+
+class _SweepFile(msgspec.Struct):
+    path: str
+    sha256: str
+
+
+class _Manifest(msgspec.Struct):
+    """Of ``manifest.json`` what a sweep that goes on reads; msgspec, since a manifest is bytes that
+    are checked and given back as they are."""
+
+    schema_version: Literal[1]
+    sweep: _SweepFile
+    code: dict[str, str]
+    sessions: list[dict[str, Any]]
 
 
 def cell_row(cell: Cell, outcome: Outcome) -> Row:
@@ -89,18 +115,24 @@ class SweepFolder:
     @classmethod
     def create(cls, path: Path) -> Self:
         """A new or empty folder. ScenarioError where something is in it already."""
+        folder = cls(path)
         try:
-            (path / "cells").mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            if folder.manifest_path.exists() and (path / "cells").is_dir():
+                raise ScenarioError(
+                    f"{path} already holds a sweep; go on with it by --resume {path}, or name "
+                    "another folder by --out."
+                )
+            if any(path.iterdir()):
+                raise ScenarioError(
+                    f"The folder {path} is not empty, and a sweep would mix with what is in it; "
+                    "name a new or empty one by --out."
+                )
+            (path / "cells").mkdir()
         except OSError as error:
             raise ScenarioError(
                 f"cannot make the folder {path}: {error.strerror}. Name one that can be written."
             ) from error
-        folder = cls(path)
-        if folder.manifest_path.exists():
-            raise ScenarioError(
-                f"{path} already holds a sweep; go on with it by --resume {path}, or name another "
-                "folder by --out."
-            )
         return folder
 
     @classmethod
@@ -127,7 +159,32 @@ class SweepFolder:
 
     def parts(self) -> list[Path]:
         """Parts in the order in which they were written; unfinished ones have another name."""
-        return sorted((self.path / "cells").glob("part-*.parquet"))
+        found = [one for one in (self.path / "cells").iterdir() if _PART.fullmatch(one.name)]
+        return sorted(found, key=part_number)
+
+    def check_cells(self) -> None:
+        """ScenarioError for what is among the parts and was not written by a sweep: whoever reads
+        ``cells`` as one table would read it too, hidden files excepted."""
+        for one in sorted((self.path / "cells").iterdir()):
+            if not one.name.startswith((".", "_")) and not _PART.fullmatch(one.name):
+                raise ScenarioError(
+                    f"{printable(str(one))} is no part of this sweep (part-000000.parquet and so "
+                    "on); move it out of that folder."
+                )
+
+    def set_aside(self, part: Path) -> Path:
+        """Move a part out of ``cells``, which could not be read as one table with it."""
+        folder = self.path / "damaged"
+        try:
+            folder.mkdir(exist_ok=True)
+            names = (f"{part.name}.{count}" for count in itertools.count(1))
+            moved = next(folder / name for name in names if not (folder / name).exists())
+            return part.rename(moved)
+        except OSError as error:
+            raise ScenarioError(
+                f"cannot move the damaged {part} into {folder}: {error.strerror}. Move it out of "
+                "cells/ by hand."
+            ) from error
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -148,22 +205,25 @@ class SweepFolder:
     def read_manifest(self) -> dict[str, Any]:
         """ScenarioError where it is not one that a sweep wrote."""
         try:
-            manifest = json.loads(self.manifest_path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise ScenarioError(f"cannot read {self.manifest_path}: {error}") from error
-        version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-        sessions = manifest.get("sessions") if isinstance(manifest, dict) else None
-        if version != SCHEMA_VERSION or not isinstance(sessions, list):
+            content = self.manifest_path.read_bytes()
+            msgspec.json.decode(content, type=_Manifest)
+            manifest: dict[str, Any] = msgspec.json.decode(content)
+        except msgspec.ValidationError as error:
             raise ScenarioError(
-                f"{self.manifest_path} is no manifest of a sweep of version {SCHEMA_VERSION}; "
-                "start a new folder."
-            )
-        return dict(manifest)
+                f"{self.manifest_path} is no manifest of a sweep of version {SCHEMA_VERSION} "
+                f"({printable(str(error))}); start a new folder."
+            ) from error
+        except (OSError, ValueError, RecursionError) as error:
+            why = printable(str(error))
+            raise ScenarioError(
+                f"cannot read {self.manifest_path}: {why}; start a new folder."
+            ) from error
+        return manifest
 
-    def read_rows(self) -> tuple[dict[str, Row], list[str]]:
-        """Rows by cell id, and a sentence for each part that cannot be read and is left out."""
+    def read_rows(self) -> tuple[dict[str, Row], dict[Path, str]]:
+        """Rows by cell id, and why for each part that cannot be read and is left out."""
         rows: dict[str, Row] = {}
-        unread = []
+        unread = {}
         for path in self.parts():
             try:
                 # Arrow's own file: one of its threads drops it, which with a file of Python aborts
@@ -171,14 +231,41 @@ class SweepFolder:
                 with pa.OSFile(str(path), "rb") as file:
                     table = pq.read_table(file)
             except (OSError, pa.ArrowException) as error:
-                unread.append(f"{path} cannot be read and is left out: {error}")
+                unread[path] = printable(str(error))
                 continue
             if not table.schema.equals(SCHEMA) or table.schema.metadata != SCHEMA.metadata:
                 raise ScenarioError(
                     f"{path} is no table of cells of version {SCHEMA_VERSION}; start a new folder."
                 )
-            rows |= {row["cell_id"]: row for row in table.to_pylist()}
+            try:
+                found: list[Row] = table.to_pylist()
+            except UnicodeDecodeError as error:
+                unread[path] = str(error)
+                continue
+            if why := next(filter(None, map(_row_fault, found)), None):
+                unread[path] = why
+                continue
+            rows |= {row["cell_id"]: row for row in found}
         return rows, unread
+
+
+def part_number(part: Path) -> int:
+    """Of a part's name."""
+    return int(part.stem.partition("-")[2])
+
+
+def _row_fault(row: Row) -> str | None:
+    """What a row lacks that ``cell_row`` gives every one, or has that it gives none."""
+    status = row["status"]
+    if status not in _NEEDED:
+        return f"a row has the status {printable(str(status))!r}"
+    for name in (*_OF_CELL, *_NEEDED[status]):
+        if row[name] is None:
+            return f"a row that is {status} has no {name}"
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"a row has the value {value} of {name}"
+    return None
 
 
 class PartWriter:
@@ -189,7 +276,7 @@ class PartWriter:
         self._rows: list[Row] = []
         self._first_s = 0.0  # when the first of them came
         written = folder.parts()
-        self._number = int(written[-1].stem.partition("-")[2]) + 1 if written else 0
+        self._number = part_number(written[-1]) + 1 if written else 0
 
     def __enter__(self) -> Self:
         return self

@@ -78,14 +78,16 @@ def _kept(asked: Asked, folder: SweepFolder, say: Callable[[str], None]) -> dict
     if not folder.manifest_path.exists():
         return {}
     manifest = folder.read_manifest()
-    if different := differences(manifest.get("code", {}), describe_code()):
+    if different := differences(manifest["code"], describe_code()):
         raise ScenarioError(
             f"The cells in {folder.path} were simulated by other code: {different}. Start a new "
             "folder, since figures of both would not be comparable."
         )
+    folder.check_cells()
     rows, unread = folder.read_rows()
-    for sentence in unread:
-        say(sentence)
+    for part, why in unread.items():
+        moved = folder.set_aside(part)
+        say(f"{part} is damaged and was moved to {moved}; its cells are run again: {why}")
     if manifest["sessions"] and manifest["sweep"]["sha256"] != asked.sweep.sha256:
         say(f"{asked.sweep.where} has changed since; cells that are the same are kept.")
     known = {cell.cell_id for cell in asked.cells}

@@ -37,12 +37,15 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="the folder of the results, new or empty (default: one below runs)",
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="DIR", help="go on in the folder of a sweep that was begun"
+        "--resume",
+        type=folder,
+        metavar="DIR",
+        help="go on in the folder of a sweep that was begun",
     )
     parser.add_argument(
         "--workers", type=workers, metavar="N", help="local processes (default: one a core)"
@@ -54,6 +57,13 @@ def add(verbs: Any) -> None:  # argparse publishes no name for what add_subparse
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.set_defaults(call=_sweep)
+
+
+def folder(text: str) -> Path:
+    """A folder's name, which as a path would be the working folder where it is empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("needs the name of a folder")
+    return Path(text)
 
 
 def workers(text: str) -> int:
