@@ -41,8 +41,7 @@ class Paths:
         self._instances = {one.name: one for one in config.instances}
         # Without transfer nothing crosses, and the rates told are infinite: any other one will do.
         ends = {
-            name: one if transfer and name != PRFAAS else None
-            for name, one in config.links.items()
+            name: one if transfer and name != PRFAAS else None for name, one in config.links.items()
         }
         self.crossing: Crossing | None = None
         sharing = Sharing.of(scenario, config) if transfer else None
