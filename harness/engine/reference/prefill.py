@@ -86,7 +86,7 @@ class ReferencePrefill:
     def release_shares(
         self,
         tokens: int,  # noqa: ARG002 - nothing is planned
-        layer_bytes: Sequence[int],  # noqa: ARG002
+        layer_bytes: Sequence[int],  # noqa: ARG002 - the KV itself says it
     ) -> tuple[float, ...]:
         """Nothing is planned: layers are final when they are computed."""
         return ()
